@@ -99,6 +99,7 @@ class ToolLoop:
         self._calls = 0  # made so far
         self._turn = ""  # variable of the current turn
         self._toolbox: Toolbox | None = None  # of the last generation
+        self._generations: dict[bool, SglGen] = {}  # without variables, by `closing`
         self._call_log = CallLog(s.branch.run, approvers)
         # path of each call that is being made, and the call as the model wrote it, by identity
         self._made: dict[int, tuple[str, ToolCall]] = {}
@@ -366,16 +367,26 @@ class ToolLoop:
     # ---------------------------------------------------------------------------------------- turns
 
     def _make_generation(self, variable: str, *, closing: bool) -> SglGen:
-        """Returns the generation of a turn. If failures are shown, its value may be a call that
-        can't be made, of which the model is told.
+        """Returns the generation of a turn, whose tools are described once.
 
         Args:
             closing: whether it has to be the answer.
         """
+        if closing not in self._generations:
+            self._generations[closing] = self._describe_generation(closing=closing)
+        described = self._generations[closing]
+        self._toolbox = described.tools
+        node = msgspec.structs.replace(described.node, name=variable)
+        return msgspec.structs.replace(described, node=node)
+
+    def _describe_generation(self, *, closing: bool) -> SglGen:
+        """Returns the generation of each turn, still without a variable. If failures are shown, its
+        value may be a call that can't be made, of which the model is told.
+        """
         options = {**self._options, **({"tool_choice": "none"} if closing else {})}
-        generation = gen(variable, tools=self._tools, **options)
-        self._toolbox = generation.tools if isinstance(generation, SglGen) else None
-        if self._policy == "raise" or not isinstance(generation, SglGen):
+        generation = gen(tools=self._tools, **options)
+        assert isinstance(generation, SglGen)
+        if self._policy == "raise":
             return generation
         assert generation.tools is not None
         tools = replace(generation.tools, keeps_invalid=True)

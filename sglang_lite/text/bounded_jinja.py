@@ -476,6 +476,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         _count_text(sum(map(len, texts)))
         return "".join(texts)
 
+    def add(self, *values: UserValue) -> UserValue:
+        """Adds values from left to right. Most are texts, of which a chat template adds many."""
+        if all(type(value) is str for value in values):
+            texts = cast(tuple[str, ...], values)
+            _count_text(sum(map(len, texts)))
+            return "".join(texts)
+        return functools.reduce(lambda left, right: self._compute("+", left, right), values)
+
     # ------------------------------------------------------------------------------- jinja2's hooks
 
     # any callable and value
@@ -491,6 +499,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _measure_result(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: object, right: object) -> UserValue:
+        return self._compute(operator, left, right)
+
+    def _compute(self, operator: str, left: object, right: object) -> UserValue:
         for number in (left, right):
             if isinstance(number, int) and number.bit_length() > MAX_BITS:
                 raise LimitError(
@@ -519,7 +530,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
                 raise LimitError(
                     f"the template computes an integer of up to {bits:,} bits; the limit is {MAX_BITS:,}."
                 )
-        return _measure_result(super().call_binop(context, operator, left, right))
+        return _measure_result(self.binop_table[operator](left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:  # any callable
         if super().wrap_str_format(value) is None:
@@ -569,6 +580,15 @@ class _Counting(NodeTransformer):
                 node.test,
             )
         return node
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:
+        self.generic_visit(node)
+        terms = [node.left]
+        if isinstance(node.left, nodes.Call) and node.left.node == nodes.EnvironmentAttribute(
+            "add"
+        ):
+            terms = node.left.args
+        return _environment_call("add", *terms, node.right)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)

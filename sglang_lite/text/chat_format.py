@@ -437,6 +437,8 @@ class ChatFormat:
         placeholders. Appends these parts to `hidden`.
         """
         if isinstance(value, str):
+            if self._control.search(value) is None:
+                return value
             return self._control.sub(lambda found: _add_placeholder(found[0], hidden), value)
         if isinstance(value, Mapping):
             return {

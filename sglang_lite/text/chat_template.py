@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from typing import Protocol
 
 from sglang_lite.protocol import MediaKind, TemplateError
@@ -20,6 +21,7 @@ from sglang_lite.protocol.anything import Json
 
 MAX_TEMPLATE_CHARS = 200_000
 # excludes the marks for turns and for text that is hidden from a template
+_get_role = itemgetter("role")
 _NO_ASCII = re.compile("[^\x00-~\ue000-\ue003]")
 
 
@@ -190,7 +192,7 @@ class JinjaTemplate:
         Raises:
             TemplateError: the template can't render this sequence of roles turn by turn.
         """
-        return self._turn((*(m["role"] for m in hist_messages), role))
+        return self._turn((*map(_get_role, hist_messages), role))
 
     def _prefix_and_suffix_for_roles(self, roles: tuple[str, ...]) -> tuple[str, str]:
         earlier = roles[:-1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from sglang_lite.protocol import Notation, ParameterError, Tags
 
@@ -394,6 +395,7 @@ _TEMPLATE_SIGNS: tuple[tuple[str | None, tuple[str, ...]], ...] = (
 )
 
 
+@lru_cache(maxsize=64)
 def detect_tool_family(template: str | None) -> str | None:
     """Returns the key of FORMATS for a model's chat template, or None if the template shows no
     calls or an unsupported format.

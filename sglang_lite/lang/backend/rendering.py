@@ -173,6 +173,9 @@ def _text_before_turns(prompt: Prompt, template: TurnTemplate) -> str:
     """Returns the text before the first turn. Raises CapabilityError if there is also text between
     the turns.
     """
+    turns = _write_turns(prompt, template)
+    if prompt.text.endswith(turns):
+        return prompt.text[: len(prompt.text) - len(turns)]
     first = prompt.messages[0].role if prompt.messages else "assistant"
     prefix, _ = template.get_prefix_and_suffix(first, ())
     before = prompt.text.partition(prefix)[0] if prefix else ""
@@ -184,6 +187,18 @@ def _text_before_turns(prompt: Prompt, template: TurnTemplate) -> str:
             hint="Put it into a turn: sgl.system(…) or sgl.user(…).",
         )
     return before
+
+
+def _write_turns(prompt: Prompt, template: TurnTemplate) -> str:
+    """Returns the turns as the template writes them, with nothing between them."""
+    texts = list[str]()
+    earlier = list[dict[str, str]]()
+    for message in prompt.messages:
+        prefix, suffix = template.get_prefix_and_suffix(message.role, earlier)
+        texts += prefix, message.text, suffix
+        earlier.append({"role": message.role})
+    prefix, _ = template.get_prefix_and_suffix("assistant", earlier)
+    return "".join([*texts, prefix, prompt.partial])
 
 
 def _turn_messages(turns: Sequence[Message]) -> list[Mapping[str, Any]]:

@@ -48,9 +48,9 @@ def digest_question(player: BasePlayer, op: AnswerOp) -> tuple[str, str] | None:
     log = player.run.log
     if log is None or not op.in_body or (player.run.path, op.variable.node) in log.answers:
         return None
-    transcript = player.transcript
-    asked = Question.from_transcript(transcript).digest_for(op)
-    return asked, transcript.collect_text()[-_BEFORE:]
+    text = player.transcript.collect_text()
+    asked = Question.from_transcript(player.transcript, text).digest_for(op)
+    return asked, text[-_BEFORE:]
 
 
 def log_answer(

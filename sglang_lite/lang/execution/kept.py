@@ -53,10 +53,11 @@ class Question:
         self._images = [*images]
 
     @classmethod
-    def from_transcript(cls, transcript: Transcript) -> Question:
+    def from_transcript(cls, transcript: Transcript, text: str) -> Question:
+        """Creates the question of the transcript, whose text is `text`."""
         walk = transcript.matcher
         return cls(
-            transcript.collect_text(),
+            text,
             transcript.images,
             None if walk is None else (walk.constraint, walk.text),
         )
@@ -183,7 +184,7 @@ class Kept:
         """
         node = op.variable.node
         if node not in self._steps:
-            question = Question.from_transcript(transcript)
+            question = Question.from_transcript(transcript, transcript.collect_text())
             text = transcript.collect_text()
             saved = self.find_answer(op, lambda: question.digest_for(op), text)
             self._steps[node] = iter(() if saved is None else saved.results)

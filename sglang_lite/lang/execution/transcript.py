@@ -356,9 +356,8 @@ def text_without_images(pieces: Sequence[Piece]) -> str:
     """Returns the text of pieces, without images."""
     return "".join(
         [
-            piece if isinstance(piece, str) else piece.text
+            piece if isinstance(piece, str) else "" if isinstance(piece, Media) else piece.text
             for piece in pieces
-            if not isinstance(piece, Media)
         ]
     )
 

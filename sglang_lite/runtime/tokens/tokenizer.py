@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby, pairwise
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +26,7 @@ from sglang_lite.protocol import ParameterError, Span
 # again. Blocks end where no token can span the end: between a letter and a single blank.
 BLOCK = 512  # characters; 2 % slower than encoding new texts as a whole (256: 5 %)
 _LONGEST_KEPT = 16_384
+_LONGEST_TURN = 1_024  # characters of texts that are kept together
 _CUT = re.compile(r"(?<=[^\W\d_])(?=[ \n]\S)")
 _SPANS_CUT = re.compile(rb"[A-Za-z\x80-\xff][ \n]")
 _PROBE = "The cat's mat\nis 3 cm wide\nand it is caf\u00e9 au lait"
@@ -92,6 +94,7 @@ class Tokenizer:
         self._at_control = _control_pattern(control.values())
         self._never_text = frozenset(control) - frozenset(unknown_ids)
         self._encode_block = lru_cache(maxsize=8192)(self._encode_uncached)
+        self._encode_turn = lru_cache(maxsize=8192)(self._encode_texts)
 
     @cached_property
     def backend(self) -> Backend:
@@ -159,9 +162,16 @@ class Tokenizer:
         Raises:
             ParameterError: a text has unpaired surrogates.
         """
+        texts = tuple([(span.text, span.special) for span in spans if span.text])
+        # the text between two answers is short, and encoded again for each later prompt
+        is_short = sum([len(text) for text, _ in texts]) <= _LONGEST_TURN
+        return self._encode_turn(texts, first)[:] if is_short else self._encode_texts(texts, first)
+
+    def _encode_texts(self, texts: Sequence[tuple[str, bool]], first: bool) -> array[int]:
+        """Encodes texts, each with whether it can name special tokens, as one text."""
         ids = array("i")
         before: int | None = None
-        for text, after in self._split_at_control_tokens(spans):
+        for text, after in self._split_at_control_tokens(texts):
             if before is not None and self._control[before].rstrip:
                 text = text.lstrip()
             if after is not None and self._control[after].lstrip:
@@ -180,15 +190,15 @@ class Tokenizer:
             ids.insert(0, self.bos_id)
         return ids
 
-    def _split_at_control_tokens(self, spans: Iterable[Span]) -> Iterator[tuple[str, int | None]]:
+    def _split_at_control_tokens(
+        self, texts: Sequence[tuple[str, bool]]
+    ) -> Iterator[tuple[str, int | None]]:
         """Yields each text with the control token after it, or None after the last text. A control
-        token is recognised only if it lies entirely in spans that can name special tokens.
+        token is recognised only if it lies entirely in texts that can name special tokens.
         """
         text = ""
-        for special, group in groupby(
-            (span for span in spans if span.text), key=lambda span: span.special
-        ):
-            run = "".join([span.text for span in group])
+        for special, group in groupby(texts, key=itemgetter(1)):
+            run = "".join([part for part, _ in group])
             start = 0
             for found in self._at_control.finditer(run) if special and self._at_control else ():
                 yield text + run[start : found.start()], self._control_id[found[0]]
