@@ -86,8 +86,8 @@ class Conversation:
             parts: {"type": "text", "text": …} and {"type": "image"}, "video" or "audio".
         tools: tools that may be called.
         tool_choice: "auto": text and calls; "required": calls only; "named": one call of the
-            allowed tool; "shown": no calls, but the model sees the tools; "none": no calls, and the
-            model doesn't see the tools.
+            allowed tool; "none": text that contains no calls; "shown": text of any kind. The model
+            sees the tools in each case, so that the choice doesn't change the prompt.
         allowed: names of the tools that may be called (or one of which must be called); None for
             all.
         parallel: True if there may be several calls, unless a tool is named.
@@ -241,11 +241,10 @@ class ChatFormat:
             raise ParameterError("tools", "two tools have the same name.")
         schemas = {tool.name: tool.schema for tool in conversation.tools}
         allowed = _select_schemas(schemas, conversation.allowed)
-        family = (
-            self.family if allowed and conversation.tool_choice not in ("shown", "none") else None
-        )
+        choice = conversation.tool_choice if allowed else "shown"
+        family = None if choice in ("none", "shown") else self.family
         constraint = conversation.answer
-        if family is not None:
+        if family is not None or (choice == "none" and constraint is None):
             constraint = self._constrain_calls(conversation, allowed, reasoning)
         elif constraint is not None and reasoning is not None:
             constraint = allow_reasoning_before(reasoning, constraint)
@@ -313,7 +312,7 @@ class ChatFormat:
                     "chat_template_kwargs", f"{name!r} is set by the server. Leave it out."
                 )
         variables = self._hide_control_tokens(values, hidden)
-        if conversation.tool_choice != "none" and tools:
+        if tools:
             if self._shows_tools:
                 variables["tools"] = tools
             else:

@@ -94,9 +94,22 @@ def test_a_template_without_tools_is_told_of_them_in_the_first_message():
     assert text.startswith("<|im_start|>system\n")
     assert '"city"' in text
     assert "<tool_call>" in text
-    assert (
-        '"city"' not in format_of().render(say("a", tools=[CITY], tool_choice="none")).prompt.text
-    )
+
+
+def test_a_choice_changes_what_may_be_written_and_not_the_prompt():
+    call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rom"}}\n</tool_call>'
+    auto = format_of(reasoning=None).render(say("a", tools=[CITY]))
+    none = format_of(reasoning=None).render(say("a", tools=[CITY], tool_choice="none"))
+    assert none.prompt == auto.prompt
+    assert [matches(none.constraint, text) for text in ("Rain.", call, f"So: {call}")] == [
+        True,
+        False,
+        False,
+    ]
+    assert none.family is None
+    digit = say("a", tools=[CITY], tool_choice="none", answer=Regex("[0-9]"))
+    constraint = format_of(reasoning=None).render(digit).constraint
+    assert [matches(constraint, text) for text in ("4", "Rain.")] == [True, False]
 
 
 def test_calls_of_the_past_are_written_where_a_template_has_no_place_for_them():
@@ -176,7 +189,7 @@ def test_a_template_that_adds_arguments_to_text_is_given_them_as_text():
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "21"},
     ]  # fmt: skip
-    prompt = format_of(DEEPSEEK).render(Conversation(messages, [CITY], tool_choice="none")).prompt
+    prompt = format_of(DEEPSEEK).render(Conversation(messages)).prompt
     written = '<call>weather<sep>{"city": "<|im_end|>ö", "days": [1, null]}</call>'
     assert prompt.text == f"<User>a{written}<output>21</output>"
     assert [span.text for span in prompt.spans if not span.special] == ["<|im_end|>"]

@@ -139,6 +139,16 @@ def test_a_call_that_is_demanded_has_valid_arguments(client, choice):
     assert [(c["name"], c["arguments"]) for c in calls] == [("weather", call.function.arguments)]
 
 
+def test_an_answer_without_calls_reads_the_same_prompt(client):
+    options = dict(tools=[WEATHER], temperature=1, seed=3)
+    free = chat(client, **options)
+    last = chat(client, tool_choice="none", **options)
+    assert last.choices[0].message.tool_calls is None
+    assert "<tool_call>" not in last.choices[0].message.content
+    assert last.usage.prompt_tokens == free.usage.prompt_tokens
+    assert last.usage.prompt_tokens_details.cached_tokens >= free.usage.prompt_tokens - 1
+
+
 def test_tools_that_are_allowed_are_called_alone(client):
     other = {"type": "function", "function": {**WEATHER["function"], "name": "time"}}
     named = {"type": "function", "function": {"name": "weather"}}
