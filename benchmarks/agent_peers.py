@@ -126,7 +126,7 @@ VERSIONS = """
 from importlib.metadata import version
 print(", ".join(f"{name} {version(name)}" for name in ("openai-agents", "pydantic-ai-slim", "openai")))
 """
-COUNTERS = ("prompt_tokens", "prompt_tokens_cached", "requests_submitted")
+COUNTERS = ("prompt_tokens", "prompt_tokens_cached", "requests_submitted", "steps")
 
 
 @contextmanager
@@ -238,8 +238,8 @@ def compare_agents(options: argparse.Namespace) -> None:
             for name, found in runs.items():
                 found.append(run_agent(name, options.python, folder, server, relay))
                 assert found[-1]["read"] == list(range(1, pages + 1)), f"{name}: {found[-1]}"
-    print("| agent | lines | s | prompt tokens sent | computed | turns | answer |")
-    print("|---|---|---|---|---|---|---|")
+    print("| agent | lines | s | prompt tokens sent | computed | steps | turns | answer |")
+    print("|---|---|---|---|---|---|---|---|")
     for name, found in runs.items():
         print(describe_runs(name, found), flush=True)
     answers = {str(run["answer"]).strip() for found in runs.values() for run in found}
@@ -252,9 +252,12 @@ def describe_runs(name: str, runs: list[dict[str, Any]]) -> str:
     sent = {run["prompt_tokens"] for run in runs}
     computed = {run["prompt_tokens"] - run["prompt_tokens_cached"] for run in runs}
     turns = {run["requests_submitted"] for run in runs}
+    steps = {run["steps"] for run in runs}
     answers = {str(run["answer"]).strip() for run in runs}
     wall = f"{median(seconds):.1f} ({min(seconds):.1f}–{max(seconds):.1f})"
-    counts = [", ".join(f"{each:,}" for each in sorted(every)) for every in (sent, computed, turns)]
+    counts = [
+        ", ".join(f"{each:,}" for each in sorted(every)) for every in (sent, computed, steps, turns)
+    ]
     return " | ".join([f"| {name}", str(lines), wall, *counts, f"{'; '.join(sorted(answers))} |"])
 
 
