@@ -187,11 +187,15 @@ class OpenAI(RemoteBackend):
         )
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
+        decisions = getattr(self.client(), "decisions", None)
+        if decisions is None:
+            raise BackendError(
+                f"{self._name}: the installed openai is too old for its decisions.",
+                hint="pip install --upgrade 'openai>=3.51'",
+            )
         began = time.perf_counter()
         with self.errors.translate_errors():
-            response = await self.client().decisions.create(
-                **decision_request(self.model_name, prompt, choices)
-            )
+            response = await decisions.create(**decision_request(self.model_name, prompt, choices))
         return parse_decision(response, choices, self._name, time.perf_counter() - began)
 
 

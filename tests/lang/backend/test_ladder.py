@@ -2,26 +2,14 @@
 sent and checked.
 """
 
-import contextlib
 import json
-import math
 import re
 from typing import Annotated
 
 import pytest
 from api_server import Reply
-from openai.types import Decision
 from openai.types.chat import ChatCompletion
-from openai.types.decision import (
-    AnswerAnswerResourceChoice,
-    AnswerAnswerResourceChoiceProbability,
-    AnswerAnswerResourceRefusal,
-    UsageInputTokensDetails,
-    UsageOutputTokensDetails,
-)
-from openai.types.decision import Usage as DecisionUsage
 from openai_answers import USAGE, called, run, said
-from plain_server import server
 from pydantic import BaseModel
 
 import sglang_lite as sgl
@@ -29,7 +17,6 @@ from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.capabilities import Capabilities, Demands
 from sglang_lite.lang.backend.ladder.choose import choose_strategy, served_constraint_kinds
 from sglang_lite.lang.backend.ladder.strategy import POLICIES, Refusal
-from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.backend.profiles.prices import price as known_price
 from sglang_lite.lang.backend.profiles.profile import profile_by_name, profiles, providers
 from sglang_lite.protocol import (
@@ -40,7 +27,6 @@ from sglang_lite.protocol import (
     Lark,
     Number,
     OneOf,
-    RefusalError,
     Regex,
     SamplingParams,
 )
@@ -281,78 +267,6 @@ def test_a_grammar_is_the_input_of_a_tool(api, openai):
     api.answers = [called("(b)")]
     with pytest.raises(sgl.ValueValidationError):
         run(openai("gpt-5"), constraint=LARK)["a"]
-
-
-# ---------------------------------------------------------------------------------------- decisions
-
-
-def decided(**probabilities):
-    each = [
-        AnswerAnswerResourceChoiceProbability(value=v, probability=p)
-        for v, p in probabilities.items()
-    ]
-    answer = AnswerAnswerResourceChoice(
-        choice="x", confidence=0.5, probabilities=each, type="choice"
-    )
-    return decision_of(answer)
-
-
-def decision_of(answer):
-    usage = DecisionUsage(
-        input_tokens=9,
-        input_tokens_details=UsageInputTokensDetails(cache_write_tokens=0, cached_tokens=4),
-        output_tokens=0,
-        output_tokens_details=UsageOutputTokensDetails(reasoning_tokens=0),
-        total_tokens=9,
-    )
-    return Decision(answers=[answer], model="gpt-6-luna", usage=usage)
-
-
-@sgl.function
-def choose(s, heat=0.0):
-    s += sgl.user("Which?")
-    s += sgl.assistant(sgl.select("pet", ["dog", "cat"], temperature=heat))
-
-
-@contextlib.contextmanager
-def deciding(reply):
-    """A backend on a server that answers with a decision; and what came to that."""
-    with server({}, reply) as (url, came):
-        backend = OpenAI("gpt-6-luna", api_key="key", base_url=f"{url}/v1", max_retries=0)
-        yield backend, came
-        backend.shutdown()
-
-
-def test_decisions_give_probabilities():
-    with deciding(decided(cat=0.75, dog=0.25)) as (backend, came):
-        state = choose.run(backend=backend)
-        assert state["pet"] == "cat"
-    ((path, body),) = came
-    assert path == "/v1/decisions"
-    assert body["questions"][0]["choices"] == [{"value": "dog"}, {"value": "cat"}]
-    assert body["input"] == [{"role": "user", "content": "Which?"}]
-    assert state.selection("pet").probs == pytest.approx({"dog": 0.25, "cat": 0.75})
-    meta = state.get_meta_info("pet")
-    assert (meta["strategy"], meta["prompt_tokens"]) == ("decisions", 9)
-    assert meta["normalized_prompt_logprobs"] == pytest.approx([math.log(0.25), math.log(0.75)])
-
-
-def test_a_decision_can_be_drawn_from():
-    with deciding(decided(cat=0.0, dog=1.0)) as (backend, _):
-        assert choose.run(1.0, backend=backend)["pet"] == "dog"
-
-
-@pytest.mark.parametrize(
-    ("reply", "error"),
-    [
-        (decided(cat=1.0), sgl.BackendError),
-        (decision_of(AnswerAnswerResourceRefusal(type="refusal")), RefusalError),
-        ({}, sgl.BackendError),
-    ],
-)
-def test_a_decision_that_is_none_is_an_error(reply, error):
-    with deciding(reply) as (backend, _), pytest.raises(error):
-        choose.run(backend=backend)["pet"]
 
 
 # ---------------------------------------------------------------------------------------- emulation
