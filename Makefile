@@ -63,7 +63,7 @@ test-clients: $(VENV)/.model
 	$(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[clients]'
 	if command -v npm >/dev/null; then npm install --silent --no-audit --no-fund --prefix build/node $(NODE_CLIENTS); fi
-	$(CLIENTS)/bin/python -m pytest -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function tests/integrations
+	$(CLIENTS)/bin/python -m pytest -o asyncio_mode=auto -o asyncio_default_fixture_loop_scope=function tests/integrations tests/lang/backend/test_litellm.py
 
 # Behind both gateways, in an environment of their own: the tests of `make test` skip what needs them.
 GATEWAYS := build/gateways

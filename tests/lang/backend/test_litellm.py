@@ -1,6 +1,5 @@
-"""LiteLLM by its own package, against a local server. LiteLLM needs an older openai than this
-project: these tests run where it is installed (in an environment of its own), and skip
-elsewhere.
+"""LiteLLM by its own package, against a local server. `make test-clients` installs it, as it brings
+many packages; elsewhere these tests skip.
 """
 
 import pytest
@@ -10,9 +9,7 @@ from pydantic import BaseModel
 
 import sglang_lite as sgl
 
-pytest.importorskip(
-    "litellm", reason="litellm is not installed: it needs openai<3, this project openai>=3.51"
-)
+pytest.importorskip("litellm", reason="litellm is not installed: make test-clients")
 pytestmark = pytest.mark.filterwarnings("ignore")  # LiteLLM's own
 
 
