@@ -171,8 +171,12 @@ CONVERSATION: list[dict] = [
     ],
 )
 def test_texts_are_those_of_transformers(shown, tools):
+    import transformers
     from transformers.utils.chat_template_utils import render_jinja_template
 
+    release = tuple(map(int, transformers.__version__.split(".")[:2]))
+    if release < (5, 22) and ("m.thinking" in shown or "m | tojson" in shown):
+        pytest.skip("older releases show reasoning under one more name")
     special = {"bos_token": "<s>"}
     (theirs,), _ = render_jinja_template(
         [CONVERSATION], tools=tools, chat_template=shown, add_generation_prompt=True, **special
