@@ -181,6 +181,11 @@ class EngineChat:
     def _render_fields(self, fields: dict[str, Json]) -> RenderedChat:
         unused: list[str] = []
         body = CHAT.parse_record(fields)
+        for name in _OF_SERVERS:
+            if getattr(body, name) is not None:
+                raise ParameterError(
+                    name, "is a field of the server's answers only.", hint="Leave it out."
+                )
         for tool in body.tools or ():
             if isinstance(tool, FunctionTool) and tool.function.parameters is not None:
                 tool.function.parameters = forbid_extra_members(tool.function.parameters)
@@ -194,6 +199,12 @@ class EngineChat:
                 f"the model's chat template doesn't show {', '.join(unused)}.", stacklevel=4
             )
         return chat
+
+
+# Fields that change the JSON of an answer, or name an adapter as a server does.
+_OF_SERVERS = (
+    "echo", "include_reasoning", "lora_path", "prompt_logprobs", "return_tokens_as_token_ids",
+)  # fmt: skip
 
 
 def _run_on_executor(asked: Awaitable[T]) -> T:

@@ -212,6 +212,17 @@ PARAMETERS: Final = (
         effect_in=(_LOGITS,), changes_draws=True,
     ),
     Parameter(
+        "allowed_token_ids", "token ids", (), "draw only these token ids, unless a constraint leaves none of them",
+        Range(0), max_entries=16_384, places=("sampling_params", "completions"), effect_in=(_LOGITS,),
+        changes_draws=True,
+    ),
+    Parameter(
+        "bad_words", "strings", (),
+        "texts whose tokens are never drawn in a row, each with and without a space before it, unless a constraint "
+        "leaves nothing else", max_entries=1024, places=("sampling_params", "completions"), effect_in=(_BUILDER,),
+        changes_draws=True,
+    ),
+    Parameter(
         "lora_path", "strings", (), "name of the adapter (LoRA) that an engine generates with",
         max_entries=1, places=("gen", "run", "request"), effect_in=(_BUILDER,),
     ),
@@ -325,6 +336,8 @@ class SglangOptions(TypedDict, total=False):
     reasoning_format: str | Sequence[str] | None
     speculation: bool | None
     logit_bias: Mapping[str, float] | Mapping[int, float] | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: str | Sequence[str] | None
     sampling_seed: int | None
     stop: str | Sequence[str] | None
     stop_regex: str | Sequence[str] | None
@@ -389,6 +402,8 @@ class SamplingParams(Record, frozen=True):
     reasoning_format: tuple[str, ...] | Unset = UNSET
     speculation: bool | Unset = UNSET
     logit_bias: tuple[tuple[int, float], ...] | Unset = UNSET
+    allowed_token_ids: tuple[int, ...] | Unset = UNSET
+    bad_words: tuple[str, ...] | Unset = UNSET
     seed: int | Unset = UNSET
     return_logprob: bool | Unset = UNSET
     logprob_start_len: int | Unset = UNSET

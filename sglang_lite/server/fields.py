@@ -61,9 +61,10 @@ class Fields(Generic[R]):
                 if not any(
                     value == taken and type(value) is type(taken) for taken in self.refused[name]
                 ):
-                    raise ParameterError(
-                        name, "is not supported by this server.", hint="Leave it out."
+                    why, cure = REASONS.get(
+                        name, ("is not supported by this server.", "Leave it out.")
                     )
+                    raise ParameterError(name, why, hint=cure)
             else:
                 self._report_unknown(name, unused)
         return convert(honoured, self.record, strict=strict)
@@ -128,16 +129,87 @@ CHAT_NEUTRAL = {
     "prediction": "A prediction only speeds up generation; the answer is the same.",
     "client_metadata": _NAMES,
 }
-CHAT_REFUSED: dict[str, tuple[object, ...]] = {
-    **GATEWAY_REFUSED,
+# Fields of vLLM and SGLang that chats and texts refuse.
+_COMPLETIONS_REFUSED: dict[str, tuple[object, ...]] = {
+    **{name: allowed for name, allowed in GATEWAY_REFUSED.items() if name != "lora_path"},
+    "use_beam_search": (False,),
+    "length_penalty": (1.0, 1),
+    "spaces_between_special_tokens": (True,),
     **dict.fromkeys((
-        "audio", "moderation", "web_search_options", "custom_logit_processor", "custom_params", "input_ids",
+        "chat_template", "custom_logit_processor", "custom_params", "guided_decoding_backend",
+        "guided_whitespace_pattern",
     ), ()),
+    "kv_transfer_params": ({},),
+    "logits_processors": ([],),
+    "mm_processor_kwargs": ({},),
+    "prompt_embeds": ([],),
+    "vllm_xargs": ({},),
+}  # fmt: skip
+
+# Why fields are refused, and what to do instead; others have a general message.
+REASONS = {
+    "audio": (
+        "asks for speech, and this server's models write only text.",
+        'Leave it out, with "audio" in modalities.',
+    ),
+    "chat_template": (
+        "would run a template of the client's on the server.",
+        "Start the server with --chat-template.",
+    ),
+    "custom_logit_processor": (
+        "would run the client's Python on the server.",
+        "Use logit_bias, allowed_token_ids, bad_words or a constraint.",
+    ),
+    "functions": ("is an old form that OpenAI has replaced.", "Give the functions in tools."),
+    "guided_decoding_backend": (
+        "can't be chosen: this server has one engine for constraints.",
+        "Leave it out.",
+    ),
+    "guided_whitespace_pattern": (
+        "can't be set for a request.",
+        "Leave it out, or write the form as guided_regex.",
+    ),
+    "kv_transfer_params": (
+        "moves the cache between vLLM's servers, which this server can't join.",
+        "Leave it out.",
+    ),
+    "length_penalty": (
+        "belongs to beam search, which this server doesn't have.",
+        "Use best_of on /v1/completions.",
+    ),
+    "logits_processors": (
+        "would run Python of the server's by the client's choice.",
+        "Use logit_bias, allowed_token_ids, bad_words or a constraint.",
+    ),
+    "mm_processor_kwargs": (
+        "can't be set for a request: the server's settings say how images are scaled.",
+        "Scale the image before you send it.",
+    ),
+    "prompt_embeds": ("is no text: this server reads text and token ids.", "Give those."),
+    "return_hidden_states": (
+        "has no place in an answer of OpenAI's routes.",
+        "Use /generate, of a server with --enable-return-hidden-states.",
+    ),
+    "spaces_between_special_tokens": (
+        "can't be false: special tokens are written as they are.",
+        "Leave it out, and skip_special_tokens, too.",
+    ),
+    "use_beam_search": (
+        "is not supported: answers are drawn token by token.",
+        "Use best_of on /v1/completions, or temperature 0.",
+    ),
+    "vllm_xargs": (
+        "is for extensions of vLLM, which this server doesn't load.",
+        "Leave it out.",
+    ),
+}
+
+CHAT_REFUSED: dict[str, tuple[object, ...]] = {
+    **dict.fromkeys(("audio", "moderation", "web_search_options", "input_ids"), ()),
     "modalities": (["text"], []),
     "functions": ([],),
     "function_call": ("none",),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0, 1),
+    **_COMPLETIONS_REFUSED,
 }  # fmt: skip
 
 # Fields of the object with a medium's bytes or address, in a part of a message.
@@ -159,15 +231,7 @@ COMPLETIONS_NEUTRAL = {
     "metadata": _NAMES,
     "store": CHAT_NEUTRAL["store"],
 }
-COMPLETIONS_REFUSED: dict[str, tuple[object, ...]] = {
-    **GATEWAY_REFUSED,
-    "suffix": ("",),
-    "best_of": (1,),
-    "custom_logit_processor": (),
-    "custom_params": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1.0, 1),
-}
+COMPLETIONS_REFUSED: dict[str, tuple[object, ...]] = {**_COMPLETIONS_REFUSED}
 
 EMBEDDINGS_NEUTRAL = {**GATEWAY_NEUTRAL, "user": _NAMES, "rid": _NAMES}
 POOLING_NEUTRAL = {

@@ -20,6 +20,7 @@ from sglang_lite.runtime.media.placeholders import MediaFormat, prompt_spans
 from sglang_lite.runtime.models.resolve import resolve_for_engine
 from sglang_lite.runtime.tokens.token_log import TokenLog
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
+from sglang_lite.server.infill import InfillFormat, require_infill_format
 from sglang_lite.server.settings import ServerSettings
 from sglang_lite.text.chat_format import ChatFormat, Conversation, RenderedConversation
 from sglang_lite.text.chat_template import JinjaTemplate
@@ -163,6 +164,11 @@ class RequestReader:
         return ChatFormat(
             self.template(), control, settings.tool_call_parser, settings.reasoning_parser
         )
+
+    @cached_property
+    def infill_format(self) -> InfillFormat:
+        """Format of prompts between two texts. Raises ParameterError if the model has none."""
+        return require_infill_format(self.tokenizer, self.model_name)
 
     def render(self, conversation: Conversation, unused: list[str]) -> RenderedConversation:
         """Renders a conversation: see `ChatFormat.render`. Appends the fields that the template

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -159,6 +159,7 @@ READS_ALL = (
     "{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}"
     "{% if enable_thinking is defined and not enable_thinking %}no thoughts{% endif %}"
     "{% if reasoning_effort %}effort={{ reasoning_effort }}{% endif %}{% if tone %}tone={{ tone }}{% endif %}"
+    "{% if documents %}{{ documents | tojson }}{% endif %}"
     "{% for m in messages %}<{{ m.role }} {{ m.name }} {{ m.tool_call_id }}>{{ m.reasoning_content }}{{ m.content or '' }}"
     '{% for c in m.tool_calls or [] %}{{ c.id }}<tool_call>\n{"name": "{{ c.function.name }}", "arguments": '
     "{{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}</{{ m.role }}>\n{% endfor %}"
@@ -183,6 +184,12 @@ def _keeper(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     return _of_bytes(folders.mktemp("keeper"), max_running=4, enable_memory_saver=True)
 
 
+def _infill(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
+    """The same, with tokens around a text between two others."""
+    marks = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
+    return _of_bytes(folders.mktemp("infill"), max_running=4, more=marks)
+
+
 def _whisper(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     """A model that writes down what is said."""
     from tests.runtime.media.seeing import engine_of
@@ -202,8 +209,11 @@ def _seeing(small_file: Path, folders: pytest.TempPathFactory) -> sgl.Engine:
     return engine_of(folder, chat_template=READS_ALL)
 
 
-def _of_bytes(folder: Path, max_running: int, begin: str = "", **settings: Any) -> sgl.Engine:
+def _of_bytes(
+    folder: Path, max_running: int, begin: str = "", more: Sequence[str] = (), **settings: Any
+) -> sgl.Engine:
     import torch
+    from tokenizers import AddedToken
     from tokenizers.processors import TemplateProcessing
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -211,11 +221,12 @@ def _of_bytes(folder: Path, max_running: int, begin: str = "", **settings: Any) 
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=258, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=258 + len(more), hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=2048, eos_token_id=0, bos_token_id=1, initializer_range=0.3,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in more])
     if begin:
         tokenizer.post_processor = TemplateProcessing(f"{begin} $A", special_tokens=[(begin, 1)])
         (folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": begin}))
@@ -234,6 +245,7 @@ START = {
     "reciter": _reciter,
     "bytes": _bytes,
     "queue": _queue,
+    "infill": _infill,
     "keeper": _keeper,
     "whisper": _whisper,
     "seeing": _seeing,

@@ -127,6 +127,16 @@ def keeps_the_stop(ask: Ask) -> bool:
 # -------------------------------------------------------------------------------------------- draws
 
 
+@effect("allowed_token_ids", [A, B])
+def draws_only_what_is_allowed(ask: Ask) -> bool:
+    return set(ids(ask())) <= {A, B}
+
+
+@effect("bad_words", ["a"], logit_bias=PREFERRED)
+def leaves_out_the_word(ask: Ask) -> bool:
+    return ids(ask()) == [B] * 6
+
+
 @effect("temperature", 0, **{**DRAWN, "temperature": None})
 def takes_the_likeliest(ask: Ask) -> bool:
     return ranks(ask(**REPORTED)) == [0] * 12

@@ -43,7 +43,7 @@ PARTS = [
     (chat_request.CustomTool, openai_chat.ChatCompletionCustomToolParam),
     (chat_request.FunctionCall, openai_chat.ChatCompletionMessageFunctionToolCallParam),
     (chat_request.CustomCall, openai_chat.ChatCompletionMessageCustomToolCallParam),
-    (chat_request.ChatStreamOptions, openai_chat.ChatCompletionStreamOptionsParam),
+    (completion_fields.StreamOptions, openai_chat.ChatCompletionStreamOptionsParam),
     (chat_request.AllowedTools, openai_chat.ChatCompletionAllowedToolChoiceParam),
     (chat_request.Allowed, openai_chat.ChatCompletionAllowedToolsParam),
     (chat_request.FunctionDefinition, openai.shared_params.FunctionDefinition),

@@ -27,6 +27,7 @@ from sglang_lite.runtime.adapters.absent import reject_adapter_name
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.media.placeholders import NAMES, MediaFormat, no_media_error, prompt_spans
+from sglang_lite.runtime.requests.bad_words import BadWords
 from sglang_lite.runtime.requests.output_builder import (
     DrawnBy,
     Event,
@@ -133,6 +134,7 @@ class RequestBuilder:
         self._thoughts = lru_cache(64)(
             lambda kind: _make_thought_limiter(kind, self, tokenizer, vocab_size)
         )
+        self._bad_words = lru_cache(64)(lambda texts: BadWords.of_texts(texts, tokenizer))
         self._ids = itertools.count()
         self._draws = itertools.count()
 
@@ -419,6 +421,7 @@ class RequestBuilder:
             params=params,
             seed=0,
             output=output,
+            bad_words=self._bad_words(params.bad_words) if params.bad_words else None,
             space=space,
             paced=stream and self._paced,
         )
@@ -442,6 +445,7 @@ class RequestBuilder:
             self.find_params_adapter(resolved)  # raises now if it is missing
         if resolved.has_thought_limit:
             self._thoughts(resolved.reasoning_format)  # raises now if the template has no thoughts
+        self._bad_words(resolved.bad_words)  # raises now if they can't be encoded
         for name in resolved.recorded_fields:
             if name not in self._recorded:
                 hint = f"Start it with enable_return_{name}=True."

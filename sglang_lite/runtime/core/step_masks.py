@@ -255,5 +255,9 @@ def _draw_adjustments(
         early = len(tokens) - request.prompt_len < params.min_tokens
         # even with ignore_eos, as in SGLang
         banned = tuple(request.output.ends | eos_ids) if early else ()
-        found[i] = DrawAdjustments(params, tokens, request.prompt_len, banned, request.processor)
+        words = request.bad_words
+        avoided = () if words is None else words.find_endings(tokens[request.prompt_len :])
+        found[i] = DrawAdjustments(
+            params, tokens, request.prompt_len, banned, request.processor, avoided
+        )
     return found

@@ -78,6 +78,7 @@ _EVERY_OPTION = SamplingParams(
     frequency_penalty=0.1,
     presence_penalty=0.1,
     logit_bias=((0, 0.0),),
+    allowed_token_ids=(0,),
     return_logprob=True,
     top_logprobs_num=2,
     token_ids_logprob=(0,),

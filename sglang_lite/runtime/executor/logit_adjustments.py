@@ -30,6 +30,7 @@ class DrawAdjustments:
         prompt_len: number of prompt tokens.
         banned: ids that may not be drawn.
         processor: caller's logit processor, or a reader of the logits, or None.
+        avoided: ids that are drawn only if a mask leaves no other.
     """
 
     params: ResolvedParams
@@ -37,6 +38,7 @@ class DrawAdjustments:
     prompt_len: int
     banned: tuple[int, ...] = ()
     processor: LogitProcessor | LogitReader | None = None
+    avoided: tuple[int, ...] = ()
 
 
 def adjust_logits(
@@ -67,6 +69,7 @@ def adjust_logits(
         at = _flat_positions(logits, [(i, [token for token, _ in biases]) for i, biases in biased])
         added = [bias for _, biases in biased for _, bias in biases]
         logits.view(-1)[at] += torch.tensor(added, dtype=torch.float32, device=logits.device)
+    _avoid_tokens(logits, rows)
     for i, row in rows:
         if row.processor is not None and not isinstance(row.processor, LogitReader):
             try:
@@ -80,6 +83,24 @@ def adjust_logits(
     if banned:
         logits.view(-1)[_flat_positions(logits, banned)] = float("-inf")
     return errors
+
+
+def _avoid_tokens(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
+    """Makes tokens so unlikely that they are drawn only if a mask leaves no other: those that a row
+    avoids, and those that are not among its allowed ones.
+    """
+    for i, row in rows:
+        if row.params.allowed_token_ids:
+            allowed = torch.tensor(row.params.allowed_token_ids, device=logits.device)
+            kept = logits[i, allowed]
+            logits[i] -= _AVOIDED
+            logits[i, allowed] = kept
+    avoided = [(i, row.avoided) for i, row in rows if row.avoided]
+    if avoided:
+        logits.view(-1)[_flat_positions(logits, avoided)] -= _AVOIDED
+
+
+_AVOIDED = 1e5  # more than logits and biases can add up to
 
 
 def _read_logits(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:

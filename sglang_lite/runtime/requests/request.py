@@ -21,6 +21,7 @@ from sglang_lite.runtime.kv_cache.page_source import PromisedPages
 from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.prefix_cache import SlotHandle
 from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
+from sglang_lite.runtime.requests.bad_words import BadWords
 from sglang_lite.runtime.requests.cut_text import CutText
 from sglang_lite.runtime.requests.logit_processors import LogitProcessor, LogitReader
 from sglang_lite.runtime.requests.output_builder import Finish, OutputBuilder, grammar_engine_error
@@ -175,6 +176,7 @@ class Request:
         seed: seed of its draws, an unsigned 64-bit integer.
         output: builder of its output, which sends events to the sink.
         processor: the caller's logit processor, or a reader of the logits, if any.
+        bad_words: sequences of tokens that its output may not have, if any.
         space: part of the prefix cache that its prefixes are in.
         score_from: first prompt position with a reported log-probability, or None to report none.
         state: current stage.
@@ -207,6 +209,7 @@ class Request:
     seed: int
     output: OutputBuilder
     processor: LogitProcessor | LogitReader | None = None
+    bad_words: BadWords | None = None
     space: PrefixSpace = field(default_factory=PrefixSpace)
     score_from: int | None = None
     state: State = State.COMPILING

@@ -40,6 +40,8 @@ class ResolvedParams:
     repetition_penalty: float
     sampling_order: SamplingOrder | None
     logit_bias: tuple[tuple[int, float], ...]
+    allowed_token_ids: tuple[int, ...]
+    bad_words: tuple[str, ...]
     repeats: int | None
     thinking: int | tuple[str, ...] | None
     reasoning_format: tuple[str, ...]
@@ -112,8 +114,11 @@ class ResolvedParams:
 
     @property
     def plain(self) -> bool:
-        """Whether logits are used unchanged: no penalties, biases or minimum length."""
-        return not (self.penalised or self.logit_bias or self.min_tokens)
+        """Whether logits are used unchanged: no penalties, biases, excluded tokens or minimum
+        length.
+        """
+        excludes = self.allowed_token_ids or self.bad_words
+        return not (self.penalised or self.logit_bias or self.min_tokens or excludes)
 
 
 def resolve_params(params: SamplingParams, vocab_size: int) -> ResolvedParams:
@@ -183,7 +188,7 @@ _cached = lru_cache(maxsize=1024)(_check_and_resolve)
 _NOT_EXACT = (
     "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "min_tokens", "stop", "stop_token_ids", "stop_regex", "include_stop", "ignore_eos", "repeats",
-    "thinking", "reasoning_format", "return_logprob", "return_routed_experts",
+    "thinking", "reasoning_format", "allowed_token_ids", "bad_words", "return_logprob", "return_routed_experts",
     "return_hidden_states",
 )  # fmt: skip
 _DEFAULTS: dict[str, Any] = {**{each.name: each.default for each in PARAMETERS}, "stop_regex": {}}

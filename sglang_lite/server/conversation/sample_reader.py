@@ -218,13 +218,16 @@ class SampleReader:
 
 
 def encode_openai_logprobs(
-    token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob]
+    token_bytes: Sequence[bytes], entries: Sequence[TokenLogprob], *, as_ids: bool = False
 ) -> list[dict[str, Json]]:
-    """Converts log-probabilities of tokens to the form of OpenAI's protocols."""
+    """Converts log-probabilities of tokens to the form of OpenAI's protocols. With `as_ids`, tokens
+    are written as "token_id:" and their id, as vLLM does.
+    """
 
     def entry(logprob: float | None, token_id: int, text: str | None) -> dict[str, Any]:
         spelled = list(token_bytes[token_id]) if token_id < len(token_bytes) else []
-        return {"token": text or "", "logprob": logprob, "bytes": spelled}
+        token = f"token_id:{token_id}" if as_ids else text or ""
+        return {"token": token, "logprob": logprob, "bytes": spelled}
 
     return [
         {

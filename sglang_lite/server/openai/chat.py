@@ -10,7 +10,7 @@ from typing import Any
 from starlette.responses import Response
 
 from sglang_lite.process.random_ids import random_id
-from sglang_lite.protocol import Delta, Generation, ParameterError, TokenLogprob, Usage
+from sglang_lite.protocol import Delta, Generation, TokenLogprob, Usage
 from sglang_lite.server.async_engine import wait_for_first_event
 from sglang_lite.server.conversation.sample_reader import (
     SampleReader,
@@ -32,11 +32,12 @@ from sglang_lite.server.openai.chat_answer import (
 )
 from sglang_lite.server.openai.chat_request import (
     CHAT,
-    ChatStreamOptions,
+    ChatRequest,
     RenderedChat,
     render_chat,
 )
-from sglang_lite.server.parameters.completion_fields import check_stream_options
+from sglang_lite.server.parameters.completion_fields import StreamOptions, check_stream_options
+from sglang_lite.server.parameters.running_usage import RunningUsage
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
 
@@ -47,21 +48,17 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     body = chat.body
     service.find_requested_adapter(body.model)  # rejects an unknown model
     check_stream_options(body.stream, body.stream_options, call.unused)
-    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
-        raise ParameterError(
-            "stream_options.continuous_usage_stats", "is not supported.", hint="Use include_usage."
-        )
     [request] = await service.images.fetch_requests(
         [chat.engine_request(service.engine.context_length)]
     )
     [request] = drop_ignored_priorities(
-        service, call, [service.select_requested_adapter(body.model, request)]
+        service, call, [service.select_requested_adapter(body.answering_model, request)]
     )
     head = {
         "id": f"chatcmpl-{random_id()}",
         "object": f"chat.completion{'.chunk' if body.stream else ''}",
         "created": int(time.time()),
-        "model": service.resolve_answering_model(body.model),
+        "model": service.resolve_answering_model(body.answering_model),
     }
     if body.stream:
         events = await wait_for_first_event(service.async_engine.generate(request))
@@ -80,9 +77,13 @@ async def complete(service: Service, call: HttpRequest) -> Response:
             for choice in choices
         ]
     )
+    if body.include_reasoning is False:
+        for choice in choices:
+            choice["message"].pop("reasoning_content", None)
     usage = chat_token_counts([generation.usage for generation in found], reasoning)
     # like vLLM
     prompt = {"prompt_token_ids": choices[0]["prompt_token_ids"]} if body.return_token_ids else {}
+    prompt |= body.scores.encode_prompt(found[0])
     return json_response({**head, **prompt, "choices": choices, "usage": usage})
 
 
@@ -95,11 +96,11 @@ def _encode_chat_choice(
 ) -> dict[str, Any]:
     sample = chat.new_sample_reader()
     new = sample.read_event(generation)
-    message = build_assistant_reply(new.content, new.reasoning, sample.calls)
+    message = build_assistant_reply(chat.echoed + new.content, new.reasoning, sample.calls)
     return {
         "index": generation.index,
         "message": {**message, "refusal": None},
-        "logprobs": _logprobs(service, reported_logprobs(generation))
+        "logprobs": _logprobs(service, chat.body, reported_logprobs(generation))
         if chat.body.logprobs
         else None,
         "finish_reason": sample.openai_finish_reason(generation),
@@ -116,7 +117,8 @@ async def _stream_chat_chunks(
 ) -> AsyncGenerator[bytes, None]:
     """Yields the chunks of a stream, which all have the fields of `head`."""
     body = chat.body
-    options = body.stream_options or ChatStreamOptions()
+    options = body.stream_options or StreamOptions()
+    running = RunningUsage(chat.prompt_tokens)
     if options.include_usage:
         head = {**head, "usage": None}
     samples: dict[int, SampleReader] = {}
@@ -136,23 +138,26 @@ async def _stream_chat_chunks(
             "finish_reason": finish,
             **more,
         }
-        return encode_event({**head, "choices": [choice]})
+        return encode_event({**head, "choices": [choice], **running.fields})
 
     async for batch in events:
         parts: list[bytes] = []
         for each in batch:
             if each.index not in samples:
                 samples[each.index] = chat.new_sample_reader()
-                parts.append(chunk(each.index, {"role": "assistant", "content": ""}))
+                parts.append(chunk(each.index, {"role": "assistant", "content": chat.echoed}))
+            running.add_event(each.index, each)
             sample = samples[each.index]
             new = encode_chat_delta(sample.read_event(each))
+            if body.include_reasoning is False:
+                new.pop("reasoning_content", None)
             if isinstance(each, Delta):
-                logprobs = _logprobs(service, each.logprobs) if body.logprobs else None
+                logprobs = _logprobs(service, body, each.logprobs) if body.logprobs else None
                 if new or (logprobs and logprobs["content"]):
                     parts.append(chunk(each.index, new, logprobs=logprobs))
             else:
                 rest = reported_logprobs(each)[sample.logprobs :]
-                logprobs = _logprobs(service, rest) if body.logprobs and rest else None
+                logprobs = _logprobs(service, body, rest) if body.logprobs and rest else None
                 if new or logprobs:
                     parts.append(chunk(each.index, new, logprobs=logprobs))
                 parts.append(
@@ -176,12 +181,16 @@ async def _stream_chat_chunks(
     yield end + DONE
 
 
-def _logprobs(service: Service, entries: Sequence[TokenLogprob]) -> dict[str, Any]:
+def _logprobs(
+    service: Service, body: ChatRequest, entries: Sequence[TokenLogprob]
+) -> dict[str, Any]:
     """Converts log-probabilities of generated tokens to the protocol's form."""
-    return {
-        "content": encode_openai_logprobs(service.engine.tokenizer.token_bytes, entries),
-        "refusal": None,
-    }
+    content = encode_openai_logprobs(
+        service.engine.tokenizer.token_bytes,
+        body.scores.limit_alternatives(entries),
+        as_ids=bool(body.return_tokens_as_token_ids),
+    )
+    return {"content": content, "refusal": None}
 
 
 ROUTES = (

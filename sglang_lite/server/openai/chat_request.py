@@ -6,12 +6,12 @@ makes them from other libraries' calls.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import ParameterError, Prompt, Span
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.conversation.images import (
@@ -35,7 +35,10 @@ from sglang_lite.server.fields import CHAT_NEUTRAL, CHAT_REFUSED, Fields
 from sglang_lite.server.http.body import convert
 from sglang_lite.server.parameters import sampling
 from sglang_lite.server.parameters.completion_fields import CompletionFields, StreamOptions
+from sglang_lite.server.parameters.prompt_logprobs import RequestedLogprobs
+from sglang_lite.server.parameters.running_usage import count_prompt_tokens
 from sglang_lite.server.parameters.thinking import report_ignored_thinking, set_thinking_limit
+from sglang_lite.server.parameters.truncation import truncated_ids
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.text.chat_format import Conversation, RenderedConversation
 
@@ -186,10 +189,6 @@ class AllowedTools(
     allowed_tools: Allowed
 
 
-class ChatStreamOptions(StreamOptions, kw_only=True, forbid_unknown_fields=True):
-    continuous_usage_stats: bool = False
-
-
 class ChatRequest(CompletionFields, kw_only=True):
     """Request for a chat completion."""
 
@@ -200,16 +199,28 @@ class ChatRequest(CompletionFields, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    stream_options: ChatStreamOptions | None = None
+    stream_options: StreamOptions | None = None
     reasoning_effort: str | None = None
     thinking_token_budget: int | None = None
     max_think_tokens: int | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
     continue_final_message: bool | None = None
     add_generation_prompt: bool | None = None
+    echo: bool | None = None
+    documents: list[dict[str, Any]] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     separate_reasoning: bool | None = None
     stream_reasoning: bool | None = None
+    include_reasoning: bool | None = None
+
+    @property
+    def scores(self) -> RequestedLogprobs:
+        """The log-probabilities that the request asks for. Raises ParameterError if a field about
+        them needs another one.
+        """
+        if not self.logprobs and self.top_logprobs:
+            raise ParameterError("top_logprobs", "needs logprobs: true.")
+        return RequestedLogprobs.of_body(self, (self.top_logprobs or 0) if self.logprobs else None)
 
 
 CHAT = Fields(ChatRequest, CHAT_NEUTRAL, CHAT_REFUSED)
@@ -227,10 +238,15 @@ class RenderedChat:
     Attributes:
         body: the request without its messages and tools.
         rendered: its conversation.
+        echoed: text that comes before the answer: the message that the model continues, if the
+            request has `echo`.
+        prompt_tokens: number of the prompt's tokens, if each chunk of the answer has it.
     """
 
     body: ChatRequest
     rendered: RenderedConversation
+    echoed: str = ""
+    prompt_tokens: int | None = None
 
     def engine_request(self, context_length: int) -> GenerateRequest:
         """Converts the chat to a request of the engine. `context_length` limits the answer's tokens
@@ -240,15 +256,11 @@ class RenderedChat:
             ParameterError: a parameter isn't supported, or needs another one.
         """
         body = self.body
-        if not body.logprobs and body.top_logprobs:
-            raise ParameterError("top_logprobs", "needs logprobs: true.")
         params = sampling.read_sampling_params(
             body,
             _NAMES,
             max_tokens=context_length,
-            return_logprob=bool(body.logprobs),
-            top_logprobs_num=body.top_logprobs or 0,
-            return_text_in_logprobs=bool(body.logprobs),
+            **body.scores.sampling_values(),
             return_prompt_token_ids=body.asks_for_ids,
         )
         params = set_thinking_limit(params, self.rendered, body.reasoning_effort)
@@ -259,7 +271,7 @@ class RenderedChat:
             stream=bool(body.stream),
             namespace=body.cache_salt or "",
             priority=body.priority or 0,
-            rid=body.rid,
+            rid=body.name,
             routed_dp_rank=body.replica,
         )
 
@@ -279,12 +291,38 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
     """
     images = RequestImages(reader.media_kinds)
     conversation = conversation_from_chat(body, unused, images)
+    echoed = _text_to_echo(body, conversation)
     body.messages = []
     body.tools = None
     rendered = reader.render(conversation, unused)
     budgets = {name: getattr(body, name) for name in ("thinking_token_budget", "max_think_tokens")}
     report_ignored_thinking(rendered, budgets, ("reasoning_effort", body.reasoning_effort), unused)
-    return RenderedChat(body, rendered)
+    limit = body.max_tokens or body.max_completion_tokens or body.n_predict or 1
+    cut = truncated_ids(reader, body, rendered.prompt, limit)
+    if cut is not None:
+        rendered = replace(rendered, prompt=Prompt((Span("", tuple(cut)),)))
+    prompt_tokens = None
+    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
+        prompt_tokens = count_prompt_tokens(reader, rendered.prompt)
+    return RenderedChat(body, rendered, echoed, prompt_tokens)
+
+
+def _text_to_echo(body: ChatRequest, conversation: Conversation) -> str:
+    """Returns the text before the answer: with `echo`, that of the message that the model
+    continues. Raises ParameterError if the model continues none.
+    """
+    if not body.echo:
+        return ""
+    if not conversation.continue_final:
+        raise ParameterError(
+            "echo",
+            "repeats the message that the answer continues, and it continues none.",
+            hint="Set continue_final_message: true, or leave echo out.",
+        )
+    content = conversation.messages[-1]["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in content)
 
 
 # --------------------------------------------------------------------------------------- conversion
@@ -325,7 +363,8 @@ def conversation_from_chat(
         if body.reasoning_effort is None
         else {"reasoning_effort": effort_variables(body.reasoning_effort)}
     )
-    variables = {**effort, **split_template_kwargs(body.chat_template_kwargs)}
+    shown = {} if body.documents is None else {"documents": {"documents": body.documents}}
+    variables = {**effort, **shown, **split_template_kwargs(body.chat_template_kwargs)}
     conversation = Conversation(
         messages=messages,
         parallel=body.parallel_tool_calls is not False,

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.responses import Response
 
-from sglang_lite.constraints.schema import client_schema
 from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import (
     Delta,
     Generation,
-    ParameterError,
     Prompt,
     TokenLogprob,
     Usage,
@@ -32,32 +31,20 @@ from sglang_lite.server.endpoint import (
     json_response,
     read_body,
 )
-from sglang_lite.server.fields import COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED, Fields
 from sglang_lite.server.http.sse import DONE, EventStream, encode_event
-from sglang_lite.server.parameters import sampling
-from sglang_lite.server.parameters.completion_fields import (
-    CompletionFields,
-    StreamOptions,
-    check_stream_options,
+from sglang_lite.server.openai.completions_request import (
+    COMPLETIONS,
+    CompletionRequest,
+    build_engine_requests,
+    list_completion_prompts,
+    program_in_body,
 )
+from sglang_lite.server.parameters.completion_fields import StreamOptions, check_stream_options
+from sglang_lite.server.parameters.prompt_logprobs import RequestedLogprobs
+from sglang_lite.server.parameters.running_usage import RunningUsage, count_prompt_tokens
 from sglang_lite.server.programs import program
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
-
-
-class CompletionRequest(CompletionFields, kw_only=True):
-    """Request for completions of one text or several."""
-
-    prompt: str | list[str | int | list[int]]
-    echo: bool | None = None
-    logprobs: int | None = None
-    stream_options: StreamOptions | None = None
-    json_schema: str | None = None
-    program: dict[str, Any] | None = None
-
-
-COMPLETIONS = Fields(CompletionRequest, COMPLETIONS_NEUTRAL, COMPLETIONS_REFUSED)
-_MAX_TOKENS = 16  # OpenAI's default
 
 
 async def complete(service: Service, call: HttpRequest) -> Response:
@@ -65,17 +52,20 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     given = await read_body(service, call, _read_completion_request)
     if isinstance(given, program.ParsedProgram):
         return await program.execute_parsed_program(service, call, given)
-    body, texts, requests = given
-    requests = [service.select_requested_adapter(body.model, request) for request in requests]
+    body, texts, requests, prompt_tokens = given
+    service.find_requested_adapter(body.model)  # rejects an unknown model
+    requests = [
+        service.select_requested_adapter(body.answering_model, request) for request in requests
+    ]
     check_stream_options(body.stream, body.stream_options, call.unused)
     requests = drop_ignored_priorities(service, call, requests)
     head = {
         "id": f"cmpl-{random_id()}",
         "object": "text_completion",
         "created": int(time.time()),
-        "model": service.resolve_answering_model(body.model),
+        "model": service.resolve_answering_model(body.answering_model),
     }
-    parsed = _ParsedCompletions(body, head, requests, texts)
+    parsed = _ParsedCompletions(body, head, requests, texts, prompt_tokens)
     engine = service.async_engine
     if body.stream:
         events = await wait_for_first_event(
@@ -90,11 +80,15 @@ async def complete(service: Service, call: HttpRequest) -> Response:
             found[index] += (each for each in batch if isinstance(each, Generation))
     choices = []
     for index, generations in found.items():
-        for generation in sorted(generations, key=lambda each: each.index):
+        for generation in _keep_best(generations, body.n or 1):
             sample = parsed.new_sample(service, index, generation.index)
             choice = sample.next_choice(generation.text, reported_logprobs(generation), generation)
             choices.append(
-                {**choice, **body.requested_id_fields(service, requests[index], generation)}
+                {
+                    **choice,
+                    **parsed.scores.encode_prompt(generation),
+                    **body.requested_id_fields(service, requests[index], generation),
+                }
             )
     usages = [[generation.usage for generation in generations] for generations in found.values()]
     return json_response(
@@ -102,126 +96,69 @@ async def complete(service: Service, call: HttpRequest) -> Response:
     )
 
 
-# Values that gateways add to requests without these fields.
-_ADDED = {"echo": False, "ignore_eos": False, "no_stop_trim": False, "skip_special_tokens": True}
-
-
-def _program(body: CompletionRequest) -> dict[str, Any]:
-    """Returns the program in a request's body. Raises ParameterError for fields that can't be
-    combined with a program.
+def _keep_best(generations: Sequence[Generation], count: int) -> list[Generation]:
+    """Returns the samples with the highest log-probability per token, in this order, if there are
+    more than `count`; otherwise all, as they were drawn.
     """
-    assert body.program is not None
-    for name in body.__struct_fields__:
-        value = getattr(body, name)
-        if (
-            name not in ("prompt", "model", "stream", "program")
-            and value is not None
-            and value is not _ADDED.get(name)
-        ):
-            raise ParameterError(
-                name, "can't be combined with `program`.", hint="Set it in the program."
-            )
-    streams = body.program.get("stream") or body.program.get("open") or False
-    if bool(body.stream) is not bool(streams):
-        raise ParameterError(
-            "stream", "differs from the value in the program.", hint="Set both, or neither."
-        )
-    return body.program
+    if len(generations) <= count:
+        return sorted(generations, key=lambda each: each.index)
+    ranked = sorted(generations, key=lambda each: (-_mean_logprob(each), each.index))
+    return [msgspec.structs.replace(each, index=index) for index, each in enumerate(ranked[:count])]
+
+
+def _mean_logprob(generation: Generation) -> float:
+    entries = reported_logprobs(generation)
+    return sum(each.logprob or 0.0 for each in entries) / max(len(entries), 1)
 
 
 def _read_completion_request(
     reader: RequestReader, call: HttpRequest
-) -> tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest]] | program.ParsedProgram:
-    """Returns the request without its prompts, the texts to echo, and the requests for the engine.
-    A text is None if its prompt is not echoed or has token ids. If the body has a program, returns
-    only the program.
+) -> (
+    tuple[CompletionRequest, Sequence[str | None], list[GenerateRequest], int | None]
+    | program.ParsedProgram
+):
+    """Returns the request without its prompts, the texts to echo, the requests for the engine, and
+    the number of the prompts' tokens if each chunk of the answer has it. A text is None if its
+    prompt is not echoed or has token ids. If the body has a program, returns only the program.
     """
     body = call.read_fields(COMPLETIONS)
     if body.program is not None:
-        parsed = program.parse_program_request(reader, call, _program(body), "/program")
+        parsed = program.parse_program_request(reader, call, program_in_body(body), "/program")
         return replace(parsed, models=(body.model, *parsed.models))
-    requests = _build_engine_requests(reader, body)
+    requests = build_engine_requests(reader, body)
+    truncated = body.truncate_prompt_tokens is not None
     texts = [
-        each if isinstance(each, str) and body.echo else None
-        for each in _list_completion_prompts(body.prompt)
+        each if isinstance(each, str) and body.echo and not truncated else None
+        for each in list_completion_prompts(body.prompt)
     ]
     body.prompt = ""
-    return body, texts, requests
-
-
-def _build_engine_requests(reader: RequestReader, body: CompletionRequest) -> list[GenerateRequest]:
-    prompts = _list_completion_prompts(body.prompt)
-    if body.logprobs is not None and not 0 <= body.logprobs <= 256:
-        raise ParameterError("logprobs", f"{body.logprobs} is not between 0 and 256.")
-    several = len(prompts) > 1
-    if several and body.rid is not None:
-        raise ParameterError(
-            "rid",
-            "names one request, but `prompt` has several. Send them one by one, or leave rid out.",
-        )
-    scored = body.logprobs is not None
-    params = sampling.read_sampling_params(
-        body,
-        max_tokens=_MAX_TOKENS,
-        return_logprob=scored,
-        top_logprobs_num=body.logprobs or 0,
-        return_text_in_logprobs=scored,
-        logprob_start_len=0 if scored and body.echo else -1,
-        return_prompt_token_ids=body.asks_for_ids,
-    )
-    schema = None if body.json_schema is None else client_schema(body.json_schema)
-    constraint = body.constraint(json_schema=schema)
-    return [
-        GenerateRequest(
-            reader.prepare_prompt(prompt),
-            params,
-            constraint,
-            stream=bool(body.stream),
-            namespace=body.cache_salt or "",
-            priority=body.priority or 0,
-            rid=body.rid,
-            routed_dp_rank=body.replica,
-        )
-        for prompt in prompts
-    ]
-
-
-def _list_completion_prompts(
-    given: str | Sequence[str | int | list[int]],
-) -> Sequence[str | Sequence[int]]:
-    """Returns the prompts of a request: one text, one list of token ids, or a list of texts or of
-    id lists.
-    """
-    if isinstance(given, str):
-        return [given]
-    ids = [each for each in given if isinstance(each, int)]
-    prompts = [each for each in given if not isinstance(each, int)]
-    if not given:
-        raise ParameterError("prompt", "is empty.", hint="Give a text, or a list of texts.")
-    if ids and prompts:
-        raise ParameterError("prompt", "mixes token ids and prompts. Give only one kind.")
-    if len({type(each) for each in prompts}) > 1:
-        raise ParameterError(
-            "prompt", "mixes texts and lists of token ids.", hint="Send two requests."
-        )
-    return prompts or [ids]
+    prompt_tokens = None
+    if body.stream_options is not None and body.stream_options.continuous_usage_stats:
+        prompt_tokens = sum(count_prompt_tokens(reader, request.prompt) for request in requests)
+    return body, texts, requests, prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class _ParsedCompletions:
     """Checked and converted request, and the fields that all parts of its answer share. `texts` has
-    the text to echo for each prompt, or None.
+    the text to echo for each prompt, or None. `prompt_tokens` is given if each chunk has it.
     """
 
     body: CompletionRequest
     head: dict[str, Any]
     requests: Sequence[GenerateRequest]
     texts: Sequence[str | None]
+    prompt_tokens: int | None
+
+    @property
+    def scores(self) -> RequestedLogprobs:
+        """The log-probabilities that the request asks for."""
+        return RequestedLogprobs.of_body(self.body, self.body.alternatives)
 
     def new_sample(self, service: Service, prompt: int, index: int) -> _Sample:
-        request = self.requests[prompt]
+        number = prompt * (self.body.n or 1) + index
         return _Sample(
-            service, self.body, request, self.texts[prompt], prompt * request.samples + index
+            service, self.body, self.requests[prompt], self.texts[prompt], number, self.scores
         )
 
 
@@ -232,6 +169,7 @@ class _Sample:
     Attributes:
         prompt_text: text of its prompt, if it was given as text and is echoed.
         index: index of its choice.
+        scores: log-probabilities that the request asks for.
         sent: True if the echoed prompt was sent.
         length: number of characters sent, echoed prompt included.
         told: number of generated characters sent.
@@ -243,6 +181,7 @@ class _Sample:
     request: GenerateRequest
     prompt_text: str | None
     index: int
+    scores: RequestedLogprobs
     sent: bool = False
     length: int = 0
     told: int = 0
@@ -270,7 +209,7 @@ class _Sample:
             if generation is not None:
                 entries = (*self._prompt_logprobs(generation.prompt_logprobs), *entries)
         logprobs = (
-            None if self.body.logprobs is None else self._logprobs(entries, self.length + begun)
+            None if self.scores.output is None else self._logprobs(entries, self.length + begun)
         )
         self.length += len(text)
         return {
@@ -300,14 +239,23 @@ class _Sample:
 
     def _logprobs(self, entries: Sequence[TokenLogprob], at: int) -> dict[str, Any]:
         offsets = []
+        entries = self.scores.limit_alternatives(entries)
         for each in entries:
             offsets.append(at)
             at += len(each.text or "")
+        as_ids = self.body.return_tokens_as_token_ids
         return {
-            "tokens": [each.text or "" for each in entries],
+            "tokens": [
+                f"token_id:{each.token_id}" if as_ids else each.text or "" for each in entries
+            ],
             "token_logprobs": [each.logprob for each in entries],
             "top_logprobs": [
-                None if each.logprob is None else {text or "": value for value, _, text in each.top}
+                None
+                if each.logprob is None
+                else {
+                    f"token_id:{token}" if as_ids else text or "": value
+                    for value, token, text in each.top
+                }
                 for each in entries
             ],
             "text_offset": offsets,
@@ -325,6 +273,7 @@ async def _stream_completion_chunks(
         head = {**head, "usage": None}
     samples: dict[tuple[int, int], _Sample] = {}
     usages: dict[int, list[Usage]] = {}
+    running = RunningUsage(parsed.prompt_tokens)
     async for prompt, batch in events:
         parts = []
         for each in batch:
@@ -336,7 +285,10 @@ async def _stream_completion_chunks(
                 rest = reported_logprobs(each)[sample.entries :]
                 parts.append(sample.next_choice(each.text[sample.told :], rest, each))
                 usages.setdefault(prompt, []).append(each.usage)
-        yield b"".join(encode_event({**head, "choices": [choice]}) for choice in parts)
+            running.add_event((prompt, each.index), each)
+        yield b"".join(
+            encode_event({**head, "choices": [choice], **running.fields}) for choice in parts
+        )
     if options.include_usage:
         yield encode_event(
             {**head, "choices": [], "usage": completions_token_counts(list(usages.values()))}

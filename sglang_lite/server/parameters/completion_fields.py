@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
 from sglang_lite.constraints import structural_tag
-from sglang_lite.protocol import Constraint, Ebnf, Generation, ParameterError, Regex
+from sglang_lite.constraints.schema import client_schema
+from sglang_lite.protocol import Choices, Constraint, Ebnf, Generation, ParameterError, Regex
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.server.parameters import constraints
@@ -30,6 +31,7 @@ class StreamOptions(EventOptions, kw_only=True, forbid_unknown_fields=True):
     """Options of a stream of completions."""
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: counts so far in each chunk
 
 
 def check_stream_options(
@@ -59,7 +61,8 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
     """Fields of a request for completions.
 
     Token ids are requested by vLLM's field (`return_token_ids`) or SGLang's. A replica is named by
-    SGLang's current field (`routed_dp_rank`) or its older one.
+    SGLang's current field (`routed_dp_rank`) or its older one. Constraints have vLLM's current
+    field (`structured_outputs`) and its older ones (`guided_json` …), and llama.cpp's `grammar`.
     """
 
     model: str | None = None
@@ -69,6 +72,19 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
     ebnf: str | None = None
     structural_tag: str | None = None
     structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    grammar: str | None = None
+    include_stop_str_in_output: bool | None = None
+    n_predict: int | None = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    prompt_logprobs: int | None = None
+    return_tokens_as_token_ids: bool | None = None
+    lora_path: str | None = None
+    request_id: str | None = None
     rid: str | None = None
     priority: int | None = None
     cache_salt: str | None = None
@@ -84,6 +100,20 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
         `routed_dp_rank` and `data_parallel_rank` differ.
         """
         return replica_rank(self.routed_dp_rank, self.data_parallel_rank)
+
+    @property
+    def name(self) -> str | None:
+        """Name of the request, in SGLang's field (`rid`) or vLLM's (`request_id`), or None. Raises
+        ParameterError if they differ.
+        """
+        if None not in (self.rid, self.request_id) and self.rid != self.request_id:
+            raise ParameterError("request_id", "and rid differ.", hint="Give one of them.")
+        return self.request_id if self.rid is None else self.rid
+
+    @property
+    def answering_model(self) -> str | None:
+        """Name of the adapter or model that is to answer, or None for the model."""
+        return self.model if self.lora_path is None else self.lora_path
 
     def constraint(self, **more: Constraint | None) -> Constraint | None:
         """Returns the only constraint of the answer, or None.
@@ -104,6 +134,15 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
             if self.structural_tag is None
             else structural_tag.parse(self.structural_tag),
             structured_outputs=constraints.structured_outputs(self.structured_outputs),
+            guided_json=None if self.guided_json is None else client_schema(self.guided_json),
+            guided_regex=None if self.guided_regex is None else Regex(self.guided_regex),
+            guided_choice=None
+            if self.guided_choice is None
+            else Choices(tuple(self.guided_choice)),
+            guided_grammar=None
+            if self.guided_grammar is None
+            else constraints.grammar(self.guided_grammar),
+            grammar=None if self.grammar is None else Ebnf(self.grammar),
         )
 
     @property

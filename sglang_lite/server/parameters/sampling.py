@@ -72,9 +72,13 @@ else:
     )
 
 
-_NAMES = {name: name for name in CompletionSampling.__struct_fields__} | {
-    own: ours for ours, own in _OWN_NAMES.items()
-}
+# Names of vLLM and llama.cpp for parameters that have another one here.
+_OTHER_NAMES = {"include_stop_str_in_output": "include_stop", "n_predict": "max_tokens"}
+_NAMES = (
+    {name: name for name in CompletionSampling.__struct_fields__}
+    | {own: ours for ours, own in _OWN_NAMES.items()}
+    | _OTHER_NAMES
+)
 
 
 def read_sampling_params(

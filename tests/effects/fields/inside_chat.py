@@ -8,9 +8,17 @@ from typing import Any
 from sglang_lite.server.conversation import tools
 from sglang_lite.server.openai import chat_request as chat
 from sglang_lite.server.parameters import completion_fields
-from tests.effects.fields.case import Ask, at, differs, refused, reported
+from tests.effects.fields.case import Ask, at, differs, reported
 from tests.effects.fields.inside import Inside
-from tests.effects.fields.openai import FORMAT, ONE, TOOL, USER, ends_with_usage, json_like
+from tests.effects.fields.openai import (
+    FORMAT,
+    ONE,
+    TOOL,
+    USER,
+    ends_with_usage,
+    every_chunk_counts,
+    json_like,
+)
 
 LONGER = differs("usage.prompt_tokens")
 _in_messages = partial(Inside, door="ChatRequest", outer="messages", shows=LONGER)
@@ -152,16 +160,20 @@ CHOICES = [
 
 _in_stream = partial(Inside, outer="stream_options", beside={"stream": True})
 OPTIONS = [
-    _in_stream(chat.ChatStreamOptions, "include_usage", "ChatRequest", given={"include_usage": True}, without={},
-               shows=ends_with_usage),
-    _in_stream(chat.ChatStreamOptions, "continuous_usage_stats", "ChatRequest", shows=refused(word="continuous_usage_stats"),
-               given={"include_usage": True, "continuous_usage_stats": True}, without={"include_usage": True}),
-    _in_stream(completion_fields.StreamOptions, "include_usage", "CompletionRequest", given={"include_usage": True}, without={},
-               shows=ends_with_usage),
     *(
-        _in_stream(kind, "include_obfuscation", door, given={"include_obfuscation": True}, without={},
-                   shows=reported("stream_options.include_obfuscation"))
-        for door, kind in {"ChatRequest": chat.ChatStreamOptions, "CompletionRequest": completion_fields.StreamOptions}.items()
+        _in_stream(completion_fields.StreamOptions, "include_usage", door, given={"include_usage": True}, without={},
+                   shows=ends_with_usage)
+        for door in ("ChatRequest", "CompletionRequest")
+    ),
+    *(
+        _in_stream(completion_fields.StreamOptions, "continuous_usage_stats", door, given={"continuous_usage_stats": True},
+                   without={}, shows=every_chunk_counts)
+        for door in ("ChatRequest", "CompletionRequest")
+    ),
+    *(
+        _in_stream(completion_fields.StreamOptions, "include_obfuscation", door, given={"include_obfuscation": True},
+                   without={}, shows=reported("stream_options.include_obfuscation"))
+        for door in ("ChatRequest", "CompletionRequest")
     ),
 ]  # fmt: skip
 

@@ -78,11 +78,59 @@ def ends_with_usage(ask: Ask) -> bool:
     return bool(ask().events[-1].get("usage"))
 
 
+def every_chunk_counts(ask: Ask) -> bool:
+    """Whether each chunk has the counts so far, of which the last are the whole answer's."""
+    counts = [event.get("usage") for event in ask().events]
+    if not all(counts):
+        return False
+    whole = ask.without(stream=False, stream_options=OMIT).get("usage")
+    told = [each["completion_tokens"] for each in counts]
+    return (
+        told == sorted(told)
+        and told[-1] == whole["completion_tokens"]
+        and {each["prompt_tokens"] for each in counts} == {whole["prompt_tokens"]}
+    )
+
+
+def _prompt_ids(ask: Ask, **more: Any) -> Any:
+    return ask(return_prompt_token_ids=True, **more).get("choices.0.prompt_token_ids")
+
+
+def keeps_the_beginning(ask: Ask) -> bool:
+    """Whether a truncated prompt has the first tokens of the whole one."""
+    whole = _prompt_ids(ask, truncate_prompt_tokens=OMIT, truncation_side=OMIT)
+    return bool(_prompt_ids(ask) == whole[:3])
+
+
+def writes_ids(path: str) -> Any:
+    """Shows that tokens are written as their ids."""
+    return lambda ask: str(ask().get(path)).startswith("token_id:")
+
+
+def hides_its_thoughts(ask: Ask) -> bool:
+    found = ask()
+    return found.get("usage.completion_tokens_details.reasoning_tokens") > 0 and not found.get(
+        "choices.0.message.reasoning_content"
+    )
+
+
+def draws_three_for_one(ask: Ask) -> bool:
+    found = ask()
+    return found.get("usage.completion_tokens") == 36 and found.get("choices.#") == 1
+
+
+def is_between_two_texts(ask: Ask) -> bool:
+    """Whether the prompt has both texts, and the tokens around them."""
+    return bool(_prompt_ids(ask) == [258, 66, 67, 259, 68, 260])
+
+
 # What the two protocols of completions share.
 SHARED = {
     **SAMPLING,
     "n": Case(2, at("choices.#", 2)),
     "logit_bias": Case({"66": 100}, text_is("a" * 12)),
+    "allowed_token_ids": Case([66], text_is("a" * 12)),
+    "bad_words": Case(["a"], text_is("b" * 12), {"logit_bias": {"66": 100, "67": 90}}),
     "model": Case("another", refused(404)),
     "stream": Case(True, streams()),
     "stream_options": Case({"include_usage": True}, ends_with_usage, {"stream": True}),
@@ -92,6 +140,15 @@ SHARED = {
     "ebnf": Case('root ::= "aaaaa"', text_is("aaaaa")),
     "structural_tag": Case(TAG, text_is("aaaaa")),
     "structured_outputs": Case({"choice": ["aaaaa"]}, text_is("aaaaa")),
+    "guided_json": Case(ONE, json_like, {"max_tokens": 40}),
+    "guided_regex": Case("a{5}", text_is("aaaaa")),
+    "guided_choice": Case(["aaaaa"], text_is("aaaaa")),
+    "guided_grammar": Case('root ::= "aaaaa"', text_is("aaaaa")),
+    "grammar": Case('root ::= "aaaaa"', text_is("aaaaa")),
+    "include_stop_str_in_output": Case(True, text_is("AB"), {"stop": "B"}, server="reciter"),
+    "n_predict": Case(2, text_is("AB"), {"max_tokens": OMIT}, server="reciter"),
+    "lora_path": Case("another", refused(404)),
+    "request_id": Case("mine", at("choices.0.meta_info.id", "mine"), {"return_meta_info": True}),
     "rid": Case("mine", at("choices.0.meta_info.id", "mine"), {"return_meta_info": True}),
     "priority": Case(5, goes_first, server="queue"),
     "return_token_ids": Case(True, at("choices.0.token_ids.#", 12)),
@@ -107,6 +164,17 @@ CHAT = {
         "mine", uses_its_own_cache("usage.prompt_tokens_details.cached_tokens"), {"messages": LONG}
     ),
     "messages": Case(USER, has("usage"), empty=[]),
+    "truncate_prompt_tokens": Case(3, at("usage.prompt_tokens", 3)),
+    "truncation_side": Case("right", keeps_the_beginning, {"truncate_prompt_tokens": 3}),
+    "prompt_logprobs": Case(2, has("prompt_logprobs.1")),
+    "return_tokens_as_token_ids": Case(
+        True, writes_ids("choices.0.logprobs.content.0.top_logprobs.0.token"), {"logprobs": True, "top_logprobs": 1}
+    ),
+    "documents": Case([{"text": "abc"}], differs("usage.prompt_tokens")),
+    "echo": Case(True, lambda ask: ask.text().startswith("so"), {
+        "continue_final_message": True, "messages": [*USER, {"role": "assistant", "content": "so"}],
+    }),
+    "include_reasoning": Case(False, hides_its_thoughts, {"max_tokens": 20}, server="thinker"),
     "tools": Case([TOOL], differs("usage.prompt_tokens")),
     "tool_choice": Case(
         "required", at("choices.0.message.tool_calls.0.function.name", "add"), {"tools": [TOOL], "max_tokens": 60}
@@ -150,6 +218,14 @@ COMPLETIONS = {
     ),
     "prompt": Case("abc", at("usage.prompt_tokens", 3), empty="x"),
     "heal": Case(True, has("choices.0.meta_info.healed"), {"return_meta_info": True, "prompt": "abc"}),
+    "suffix": Case("c", is_between_two_texts, {"prompt": "ab"}, server="infill"),
+    "best_of": Case(3, draws_three_for_one, {"ignore_eos": True}),
+    "n_probs": Case(2, at("choices.0.logprobs.tokens.#", 12)),
+    "add_special_tokens": Case(False, at("usage.prompt_tokens", 1), server="queue"),
+    "truncate_prompt_tokens": Case(2, at("usage.prompt_tokens", 2), {"prompt": "abcdef"}),
+    "truncation_side": Case("right", keeps_the_beginning, {"prompt": "abcdef", "truncate_prompt_tokens": 3}),
+    "prompt_logprobs": Case(2, has("choices.0.prompt_logprobs.1"), {"prompt": "abc"}),
+    "return_tokens_as_token_ids": Case(True, writes_ids("choices.0.logprobs.tokens.0"), {"logprobs": 1}),
     "echo": Case(True, lambda ask: ask.text().startswith("x")),
     "logprobs": Case(2, at("choices.0.logprobs.tokens.#", 12)),
     "json_schema": Case(json.dumps(ONE), json_like, {"max_tokens": 40}),

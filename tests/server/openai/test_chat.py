@@ -328,7 +328,6 @@ def test_many_clients_at_once_have_the_answers_they_have_alone(client, url):
     ({"tools": [WEATHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{}]}}},
      "tool_choice.allowed_tools.tools[0]"),
     ({"tools": [{**WEATHER, "strict": True}]}, "tools[0]"),
-    ({"stream": True, "stream_options": {"continuous_usage_stats": True}}, "stream_options.continuous_usage_stats"),
     ({"top_logprobs": 2}, "top_logprobs"),
     ({"audio": {"voice": "a", "format": "wav"}}, "audio"),
     ({"extra_body": {"regex": "a", "ebnf": 'root ::= "a"'}}, "ebnf"),
