@@ -134,10 +134,9 @@ _COMPLETIONS_REFUSED: dict[str, tuple[object, ...]] = {
     **{name: allowed for name, allowed in GATEWAY_REFUSED.items() if name != "lora_path"},
     "use_beam_search": (False,),
     "length_penalty": (1.0, 1),
-    "spaces_between_special_tokens": (True,),
+    "spaces_between_special_tokens": (False,),
     **dict.fromkeys((
         "chat_template", "custom_logit_processor", "custom_params", "guided_decoding_backend",
-        "guided_whitespace_pattern",
     ), ()),
     "kv_transfer_params": ({},),
     "logits_processors": ([],),
@@ -165,10 +164,6 @@ REASONS = {
         "can't be chosen: this server has one engine for constraints.",
         "Leave it out.",
     ),
-    "guided_whitespace_pattern": (
-        "can't be set for a request.",
-        "Leave it out, or write the form as guided_regex.",
-    ),
     "kv_transfer_params": (
         "moves the cache between vLLM's servers, which this server can't join.",
         "Leave it out.",
@@ -191,8 +186,8 @@ REASONS = {
         "Use /generate, of a server with --enable-return-hidden-states.",
     ),
     "spaces_between_special_tokens": (
-        "can't be false: special tokens are written as they are.",
-        "Leave it out, and skip_special_tokens, too.",
+        "can't be true: special tokens are written one after the other.",
+        "Set it to false, or leave it out.",
     ),
     "use_beam_search": (
         "is not supported: answers are drawn token by token.",

@@ -2,6 +2,7 @@
 a reason and a cure.
 """
 
+import json
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.effects.fields import CASES, DOORS
 from tests.effects.fields.inside_tables import CASES as INSIDE
 from tests.effects.request_fields import CHAT, REQUEST_FIELDS, TEXT
 
-MOST_REFUSED = 15
+MOST_REFUSED = 14
 
 
 def test_the_table_has_61_fields_of_which_few_are_refused():
@@ -147,12 +148,60 @@ def test_a_truncated_prompt_leaves_room_for_the_answer(servers):
     (CHAT, {"echo": True}, "echo"),
     (CHAT, {"rid": "a", "request_id": "b"}, "request_id"),
     (CHAT, {"guided_regex": "a", "grammar": 'root ::= "a"'}, "grammar"),
+    (CHAT, {"guided_whitespace_pattern": " "}, "guided_whitespace_pattern"),
     (CHAT, {"allowed_token_ids": [9999]}, "allowed_token_ids"),
     (CHAT, {"bad_words": [""]}, "bad_words"),
     (CHAT, {"exact": True, "regex": "a|b", "bad_words": ["a"]}, "exact"),
 ])  # fmt: skip
 def test_what_can_not_be_honoured_is_refused(servers, record, body, name):
     assert ask(servers, record, "infill", **body)["error"]["param"] == name
+
+
+@pytest.mark.parametrize("record", [CHAT, TEXT])
+def test_a_stream_has_the_fields_of_a_whole_answer(servers, record):
+    """What a stream's chunks add up to is the answer without a stream."""
+    body: dict = {
+        "bad_words": ["a"],
+        "logprobs": True if record == CHAT else 1,
+        "return_tokens_as_token_ids": True,
+    }
+    if record == CHAT:
+        turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "so"}]
+        body |= {"messages": turns, "continue_final_message": True, "echo": True}
+    door = DOORS[record]
+    whole = ask(servers, record, **body)["choices"][0]
+    sent = {**door.base, **body, "stream": True}
+    lines = httpx2.post(servers("bytes") + door.path, json=sent, timeout=60).text.splitlines()
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    parts = [event["choices"][0] for event in events]
+    if record == CHAT:
+        text = "".join(part["delta"].get("content") or "" for part in parts)
+        assert text == whole["message"]["content"]
+        assert text.startswith("so")
+        tokens = [
+            each["token"] for part in parts for each in (part["logprobs"] or {}).get("content", ())
+        ]
+        assert tokens == [each["token"] for each in whole["logprobs"]["content"]]
+    else:
+        assert "".join(part["text"] for part in parts) == whole["text"]
+        tokens = [token for part in parts for token in part["logprobs"]["tokens"]]
+        assert tokens == whole["logprobs"]["tokens"]
+    assert tokens
+    assert all(re.fullmatch(r"token_id:\d+", token) for token in tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_reasoning_that_is_left_out_is_counted(servers, stream):
+    body = {
+        "max_tokens": 20,
+        "stream": stream,
+        "stream_options": {"include_usage": True} if stream else None,
+    }
+    sent = {**DOORS[CHAT].base, **body, "include_reasoning": False}
+    found = httpx2.post(servers("thinker") + DOORS[CHAT].path, json=sent, timeout=60)
+    assert found.status_code == 200, found.text
+    assert "reasoning_content" not in found.text
+    assert re.search(r'"reasoning_tokens":[1-9]', found.text)
 
 
 def test_a_model_without_the_tokens_refuses_a_suffix(servers):

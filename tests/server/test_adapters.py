@@ -52,6 +52,21 @@ def test_adapters_are_listed_below_their_model(http, folders):
     assert ([each["id"] for each in named["data"]], named["last_id"]) == (["base", "poet"], "poet")
 
 
+def test_sglangs_field_names_one_beside_the_model(http, engine):
+    poem = engine.generate("a quick", GREEDY, lora_path="poet")["text"]
+    body = {"model": "base", "prompt": "a quick", "ignore_eos": True, **ASKED}
+    found = http.post("/v1/completions", json={**body, "lora_path": "poet"}).json()
+    assert (found["choices"][0]["text"], found["model"]) == (poem, "poet")
+    chat = {**ASKED, "messages": [{"role": "user", "content": "hello"}]}
+    by_field, by_model = (
+        http.post("/v1/chat/completions", json={**chat, **name}).json()
+        for name in ({"lora_path": "poet"}, {"model": "poet"})
+    )
+    for each in (by_field, by_model):
+        assert each["model"] == "poet"
+    assert by_field["choices"][0]["message"] == by_model["choices"][0]["message"]
+
+
 @pytest.mark.parametrize("model", ["poet", "base:poet"])
 def test_each_protocol_names_one_as_its_model(http, engine, model):
     poem = engine.generate("a quick", GREEDY, lora_path="poet")["text"]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from sglang_lite.constraints import structural_tag
-from sglang_lite.constraints.schema import client_schema
 from sglang_lite.protocol import Choices, Constraint, Ebnf, Generation, ParameterError, Regex
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.core.submission import GenerateRequest
@@ -73,6 +72,7 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
     structural_tag: str | None = None
     structured_outputs: dict[str, Any] | None = None
     guided_json: str | dict[str, Any] | None = None
+    guided_whitespace_pattern: str | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -134,7 +134,7 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
             if self.structural_tag is None
             else structural_tag.parse(self.structural_tag),
             structured_outputs=constraints.structured_outputs(self.structured_outputs),
-            guided_json=None if self.guided_json is None else client_schema(self.guided_json),
+            guided_json=constraints.guided_schema(self.guided_json, self.guided_whitespace_pattern),
             guided_regex=None if self.guided_regex is None else Regex(self.guided_regex),
             guided_choice=None
             if self.guided_choice is None

@@ -6,7 +6,10 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from sglang_lite.constraints import structural_tag
+from sglang_lite.constraints.json_schema.style import read_json_style
 from sglang_lite.constraints.schema import client_schema, json_schema
 from sglang_lite.protocol import Choices, Constraint, Ebnf, Lark, ParameterError, Regex
 from sglang_lite.protocol.anything import Json
@@ -107,6 +110,31 @@ def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
     if not isinstance(value, kinds):
         raise ParameterError(f"structured_outputs.{name}", f"{value!r:.60} has the wrong type.")
     return read(value)
+
+
+def guided_schema(
+    source: str | Mapping[str, Json] | None, whitespace: str | None
+) -> Constraint | None:
+    """Returns the constraint of vLLM's `guided_json`, or None.
+
+    Args:
+        source: schema, or its JSON text.
+        whitespace: `guided_whitespace_pattern`, a regex for the whitespace of the JSON.
+
+    Raises:
+        ParameterError: there is a pattern and no schema.
+        ConstraintError: the schema can't be enforced, or the pattern is invalid.
+    """
+    if source is None:
+        if whitespace is not None:
+            raise ParameterError("guided_whitespace_pattern", "needs guided_json.")
+        return None
+    found = client_schema(source)
+    if whitespace is None:
+        return found
+    found = msgspec.structs.replace(found, whitespace=whitespace)
+    read_json_style(found)  # rejects an invalid pattern
+    return found
 
 
 def grammar(text: str) -> Constraint:

@@ -141,6 +141,7 @@ SHARED = {
     "structural_tag": Case(TAG, text_is("aaaaa")),
     "structured_outputs": Case({"choice": ["aaaaa"]}, text_is("aaaaa")),
     "guided_json": Case(ONE, json_like, {"max_tokens": 40}),
+    "guided_whitespace_pattern": Case("  ", text_is('{  "n"  :  1  }'), {"guided_json": ONE, "max_tokens": 40}),
     "guided_regex": Case("a{5}", text_is("aaaaa")),
     "guided_choice": Case(["aaaaa"], text_is("aaaaa")),
     "guided_grammar": Case('root ::= "aaaaa"', text_is("aaaaa")),
