@@ -132,6 +132,11 @@ def test_a_truncated_prompt_leaves_room_for_the_answer(servers):
     assert usage["total_tokens"] == 2048
 
 
+def test_llama_cpps_default_ends_where_the_context_does(servers):
+    body = {"prompt": "ab" * 1015, "n_predict": -1, "max_tokens": None, "ignore_eos": True}
+    assert ask(servers, **body)["usage"]["total_tokens"] == 2048
+
+
 @pytest.mark.parametrize(("record", "body", "name"), [
     (TEXT, {"best_of": 2, "n": 3}, "best_of"),
     (TEXT, {"best_of": 2, "stream": True}, "best_of"),

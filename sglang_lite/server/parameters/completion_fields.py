@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from sglang_lite.server.service import Service
 
 
+_UNLIMITED = 2**31 - 1  # what an engine accepts at most; it ends where the context does
+
+
 class EventOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Options of the events of a stream."""
 
@@ -93,6 +96,10 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
     return_meta_info: bool | None = None
     routed_dp_rank: int | None = None
     data_parallel_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.n_predict == -1:  # llama.cpp's default: until the context is full
+            self.n_predict = _UNLIMITED
 
     @property
     def replica(self) -> int | None:
