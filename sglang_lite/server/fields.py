@@ -149,14 +149,14 @@ _COMPLETIONS_REFUSED: dict[str, tuple[object, ...]] = {
 REASONS = {
     "audio": (
         "asks for speech, and this server's models write only text.",
-        'Leave it out, with "audio" in modalities.',
+        'Leave it out, and "audio" out of modalities.',
     ),
     "chat_template": (
-        "would run a template of the client's on the server.",
+        "would run a client's template on the server.",
         "Start the server with --chat-template.",
     ),
     "custom_logit_processor": (
-        "would run the client's Python on the server.",
+        "would run a client's Python on the server.",
         "Use logit_bias, allowed_token_ids, bad_words or a constraint.",
     ),
     "functions": ("is an old form that OpenAI has replaced.", "Give the functions in tools."),
@@ -173,14 +173,14 @@ REASONS = {
         "Use best_of on /v1/completions.",
     ),
     "logits_processors": (
-        "would run Python of the server's by the client's choice.",
+        "names Python code for the server to run, which clients can't choose here.",
         "Use logit_bias, allowed_token_ids, bad_words or a constraint.",
     ),
     "mm_processor_kwargs": (
         "can't be set for a request: the server's settings say how images are scaled.",
         "Scale the image before you send it.",
     ),
-    "prompt_embeds": ("is no text: this server reads text and token ids.", "Give those."),
+    "prompt_embeds": ("is not supported: prompts are text or token ids.", "Give those."),
     "return_hidden_states": (
         "has no place in an answer of OpenAI's routes.",
         "Use /generate, of a server with --enable-return-hidden-states.",
