@@ -71,6 +71,30 @@ def test_a_check_that_raises_fails_the_node_with_its_cause():
     assert isinstance(caught.value.__cause__, KeyError)
 
 
+def interrupt(value):
+    raise KeyboardInterrupt(value)
+
+
+def test_an_interrupt_of_a_check_is_one_of_the_program():
+    backend = sgl.ScriptedBackend(default="x")
+
+    @sgl.function
+    def body(s):
+        s += sgl.gen("a", check=interrupt)
+        return s["a"]
+
+    @sgl.function
+    async def async_body(s):
+        s += sgl.gen("a", check=interrupt)
+        return await s.get("a")
+
+    for program in (body, async_body):
+        with pytest.raises(KeyboardInterrupt, match="x"):
+            program.run(backend=backend)
+    state = run(sgl.gen("a"), backend=backend)
+    assert state["a"] == "x", "the next run is untouched"
+
+
 @pytest.mark.parametrize("verdict", [None, 1, "yes", [], re.match("a", "a")], ids=repr)
 def test_a_check_that_returns_no_bool_is_an_error_and_no_refusal(verdict):
     def judge_it(value):

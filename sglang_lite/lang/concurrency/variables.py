@@ -175,9 +175,14 @@ class Variable:
         callback()
 
     def result(self) -> UserValue:
-        """Returns the value of a settled variable, or raises the error with which it failed."""
+        """Returns the value of a settled variable, or raises the error with which it failed: a
+        KeyboardInterrupt of a check or a tool as such, which `except Exception` does not catch.
+        """
         if self._error is not None:
-            raise copy_as_sgl_error(self._error, self.where)
+            failure = copy_as_sgl_error(self._error, self.where)
+            if isinstance(failure.__cause__, KeyboardInterrupt):
+                raise KeyboardInterrupt(*failure.__cause__.args) from failure
+            raise failure
         return self._value
 
     def error_or_none(self) -> BaseException | None:

@@ -44,14 +44,19 @@ def make_pay(error=None):
     return paid, pay
 
 
-@pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), Killed()], ids=lambda error: type(error).__name__
-)
+@pytest.mark.parametrize("error", [SystemExit(3), Killed()], ids=lambda error: type(error).__name__)
 def test_what_is_no_exception_ends_the_program(error):
     paid, pay = make_pay(error)
     _, raised = run([pay], "return pay(5)")
     assert paid == [5]
     assert raised.__cause__ is error
+
+
+def test_an_interrupt_of_a_tool_is_one_of_the_program():
+    paid, pay = make_pay(KeyboardInterrupt("stop"))
+    with pytest.raises(KeyboardInterrupt, match="stop"):
+        run([pay], "return pay(5)")
+    assert paid == [5]
 
 
 @pytest.mark.parametrize(
