@@ -20,9 +20,12 @@ from tests.waiting import until
 TURNS = 12
 
 
-def question(turn):
-    """The calls of a turn: three tools, of which two may be repeated."""
+def question(turn, mode):
+    """The calls of a turn, or a program that makes them: three tools, of which two may be repeated."""
     kinds = ["pay", "keyed", "look"] if turn % 3 == 0 else ["pay", "look"]
+    if mode == "code":
+        rest = [f"{kind}({10 * turn + i})" for i, kind in enumerate(kinds) if i]
+        return "\n".join([f"for n in [{10 * turn}]:", "    pay(n)", *rest, f"return {turn}"])
     calls = [{"tool": kind, "arguments": {"n": 10 * turn + i}} for i, kind in enumerate(kinds)]
     return json.dumps({"calls": calls})
 
@@ -38,7 +41,7 @@ def _append_nothing(n: int) -> None:
     """Does nothing."""
 
 
-def _program(folder):
+def _program(folder, mode):
     def pay(n: int) -> str:
         """Pays once."""
         _append(folder / "paid", n)
@@ -54,24 +57,35 @@ def _program(folder):
         """Looks."""
         return f"seen {n}"
 
+    tools: list[Callable[..., Any]] = [pay, keyed, look]
+
     @sgl.function
     def agent(s):
         s += sgl.user("Pay.")
-        tools: list[Callable[..., Any]] = [pay, keyed, look]
         return sgl.use_tools(s, tools, max_steps=TURNS, parallel_tool_calls=True)
 
-    return agent
+    @sgl.function
+    def programmer(s):
+        for turn in range(TURNS):
+            s += sgl.user("Pay.")
+            s += sgl.assistant(sgl.gen(f"turn_{turn}", code=tools))
+            assert s[f"turn_{turn}"] == turn
+        s += sgl.user("Done?") + sgl.assistant(sgl.gen("end"))
+
+    return programmer if mode == "code" else agent
 
 
-def _live(folder):
+def _live(folder, mode):
     """One life: runs or resumes the agent, and says which calls were in doubt."""
 
     def answer(request):
         turn = request.prompt.text.count("<|im_start|>assistant") - 1
         _append(folder / "asked", turn)
-        return question(turn) if turn < TURNS else json.dumps({"answer": "all paid"})
+        return question(turn, mode) if turn < TURNS else json.dumps({"answer": "all paid"})
 
-    state = _program(folder).run(backend=sgl.ScriptedBackend(answer), journal=folder / "journal")
+    state = _program(folder, mode).run(
+        backend=sgl.ScriptedBackend(answer), journal=folder / "journal"
+    )
     while pending := state.pending():
         for call in pending:
             _append(folder / "doubted", f"{call.tool} {call.arguments['n']}")
@@ -79,8 +93,11 @@ def _live(folder):
     (folder / "end").write_text(state.text())
 
 
-def play_lives(folder, seed, kills):
+def play_lives(folder, seed, kills, mode):
     """Kills an agent `kills` times, lets it end, and returns what was seen of it.
+
+    Args:
+        mode: "tools" if the agent calls tools, "code" if it writes programs that call them.
 
     Returns:
         One record for each life that was killed: what was paid, asked and doubted until then, and
@@ -100,14 +117,14 @@ def play_lives(folder, seed, kills):
             growth: int | None = drawn.randint(0, 3000)
             if len(seen) + len(lives) - 1 >= kills:
                 growth = None
-            if _fork_life(own, growth):
+            if _fork_life(own, growth, mode):
                 lives.append(_seen(own, killed=True))
         lives.append(_seen(own, killed=False))
         seen += lives[1:-1]
         yield lives
 
 
-def _fork_life(folder, growth):
+def _fork_life(folder, growth, mode):
     """Runs a life in a process, killed when its journal is seen to have grown by so many bytes; None
     to let it end. Returns whether it was killed.
     """
@@ -116,7 +133,7 @@ def _fork_life(folder, growth):
     process = os.fork()
     if not process:
         try:
-            _live(folder)
+            _live(folder, mode)
         finally:
             os._exit(0)
     if growth is not None:
@@ -140,6 +157,6 @@ def _seen(folder, killed):
     return found
 
 
-def all_lives(folder, seed, kills):
+def all_lives(folder, seed, kills, mode):
     """The same as a list, for a process of its own."""
-    return list(play_lives(folder, seed, kills))
+    return list(play_lives(folder, seed, kills, mode))

@@ -6,6 +6,8 @@ import itertools
 import json
 from collections import Counter
 
+import pytest
+
 from tests.children import in_a_child
 from tests.counts import some
 from tests.lang.killed_agents import TURNS, all_lives
@@ -37,9 +39,10 @@ def doubtful(life):
     }
 
 
-def test_a_killed_agent_repeats_nothing_and_loses_no_turn(tmp_path):
+@pytest.mark.parametrize("mode", ["tools", "code"])
+def test_a_killed_agent_repeats_nothing_and_loses_no_turn(tmp_path, mode):
     kills = some(3, 50)
-    lives_of_agents = in_a_child(all_lives, str(tmp_path), 7, kills)
+    lives_of_agents = in_a_child(all_lives, str(tmp_path), 7, kills, mode)
     assert sum(life["killed"] for lives in lives_of_agents for life in lives) == kills
     for lives in lives_of_agents:
         end = lives[-1]
@@ -58,4 +61,4 @@ def test_a_killed_agent_repeats_nothing_and_loses_no_turn(tmp_path):
             done = {int(number) // 10 for number in before["paid"]}
             again = Counter(map(int, after["asked"])) - Counter(map(int, before["asked"]))
             assert not done & set(again)
-        assert end["end"][-2] == '{"answer": "all paid"}<|im_end|>' or "all paid" in end["end"][-1]
+        assert any('{"answer": "all paid"}' in line for line in end["end"][-2:])
