@@ -65,6 +65,8 @@ class Core(Protocol):
     def gate(self) -> Gate: ...
     @property
     def responds(self) -> bool: ...  # False while its process is stopped, swapped out or ending
+    @property
+    def pids(self) -> Sequence[int]: ...  # its processes on this machine, without those of ranks
 
     def submit(
         self,

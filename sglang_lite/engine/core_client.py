@@ -380,6 +380,10 @@ class CoreClient:
         return self._link.responds
 
     @property
+    def pids(self) -> list[int]:
+        return self._link.pids
+
+    @property
     def is_silent(self) -> bool:
         """True if the process was stopped or swapped out when it was last checked. This is cheap:
         it makes no system call.

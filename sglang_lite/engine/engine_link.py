@@ -89,6 +89,12 @@ class EngineLink:
         return not (self.is_silent or self._process.signs.is_ending)
 
     @property
+    def pids(self) -> list[int]:
+        """Process id of the current process; empty if it runs on another machine."""
+        pid = self._process.child.pid
+        return [] if pid is None else [pid]
+
+    @property
     def is_silent(self) -> bool:
         """True if the process was stopped or swapped out when last checked."""
         return self._process.signs.missing

@@ -143,6 +143,10 @@ class Replicas:
     def responds(self) -> bool:
         return any(client.responds for client in self._calls.accepting_replicas())
 
+    @property
+    def pids(self) -> list[int]:
+        return [pid for client in self._clients for pid in client.pids]
+
     # ---------------------------------------------------------------------------------- submissions
 
     def submit(

@@ -266,6 +266,8 @@ NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     ), (False,)),
 }  # fmt: skip
 
+OPEN_SESSION_REFUSED: dict[str, tuple[object, ...]] = {"streaming": (False,), "timeout": ()}
+
 RESPONSES_NEUTRAL = {
     **_OPENAI_NEUTRAL,
     **GATEWAY_NEUTRAL,

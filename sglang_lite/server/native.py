@@ -39,6 +39,7 @@ from sglang_lite.server.fields import (
     LOGGING_REFUSED,
     NATIVE_NEUTRAL,
     NATIVE_REFUSED,
+    OPEN_SESSION_REFUSED,
     PROFILE_REFUSED,
     Fields,
 )
@@ -46,7 +47,13 @@ from sglang_lite.server.http.body import convert
 from sglang_lite.server.http.sse import DONE, EventStream, encode_event
 from sglang_lite.server.reader import RequestReader
 from sglang_lite.server.service import Service
-from sglang_lite.server.sessions import CloseSession, OpenSession, SessionParams, record_output
+from sglang_lite.server.sessions import (
+    CloseSession,
+    OpenSession,
+    SessionParams,
+    read_session_tokens,
+    record_output,
+)
 from sglang_lite.server.sglang.request import NativeRequest, read_request, unused_logprob_fields
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
@@ -157,7 +164,7 @@ DETOKENIZE = Fields(DetokenizeRequest, {}, {})
 ABORT = Fields(AbortRequest, {}, {})
 SEPARATE_REASONING = Fields(SeparateReasoningRequest, {}, {})
 PARSE_FUNCTION_CALL = Fields(ParseFunctionCallRequest, {}, {})
-OPEN_SESSION = Fields(OpenSession, {}, {})
+OPEN_SESSION = Fields(OpenSession, {}, OPEN_SESSION_REFUSED)
 CLOSE_SESSION = Fields(CloseSession, {}, {})
 
 
@@ -191,19 +198,12 @@ async def _answer_in_session(
     """
     session = service.sessions.find_session(call.key, given.id)
     only = request.calls[0]
-    if request.is_list:
-        raise ParameterError(
-            "session_params", "a session takes one prompt with one answer at a time."
-        )
     engine = service.engine
     assert only.rid is not None  # `read_request` names each
-    checked = await asyncio.to_thread(engine.core.builder.validate_request, only)
-    if checked.media:
-        raise ParameterError(
-            "session_params", "a session takes texts, no images.", hint="Leave it out."
-        )
-    ids: Any = checked.prompt
-    prompt = session.begin_request(only.rid, list(ids), given, engine.tokenizer.bos_id)
+    tokens = await asyncio.to_thread(
+        read_session_tokens, engine.core.builder, only, in_list=request.is_list
+    )
+    prompt = session.begin_request(only.rid, tokens, given, engine.tokenizer.bos_id)
     whole = replace(request, calls=[replace(only, prompt=prompt, session=session.own_name)])
     return record_output(session, only.rid, service.async_engine.generate_native(whole))
 

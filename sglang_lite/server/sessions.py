@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -16,6 +16,10 @@ from sglang_lite.protocol import OverloadedError, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.server.errors import NotFoundError
 from sglang_lite.server.tenants import scope_name_to_key
+
+if TYPE_CHECKING:
+    from sglang_lite.runtime.core.request_builder import RequestBuilder
+    from sglang_lite.runtime.core.submission import GenerateRequest
 
 MAX_SESSIONS: Final = 4096
 
@@ -190,6 +194,26 @@ class Sessions:
         session = self.find_session(key, id)
         session.close()
         return self._open.pop(session.own_name)
+
+
+def read_session_tokens(
+    builder: RequestBuilder, call: GenerateRequest, *, in_list: bool
+) -> list[int]:
+    """Checks a request of a session, and returns the tokens of its new text.
+
+    Args:
+        in_list: whether its answer is a list.
+
+    Raises:
+        ParameterError: a session takes no such request.
+    """
+    if in_list:
+        raise _session_params_error("a session takes one prompt with one answer at a time.")
+    checked = builder.validate_request(call)
+    if checked.media:
+        raise _session_params_error("a session takes texts, no images.", "Leave it out.")
+    ids: Any = checked.prompt  # which it has tokenised
+    return list(ids)
 
 
 async def record_output(

@@ -53,6 +53,7 @@ def test_ranks_answer_like_one_process_and_a_dead_one_fails_all_by_name(folders,
         ):
             engine.update_weights(folders[1])
         assert Path(f"/proc/{pids(engine)[1]}/comm").read_text() == "sgl-rank-1\n"
+        assert engine.get_all_child_pids() == list(pids(engine).values())
         for number, named in (
             (signal.SIGKILL, "rank 1 of 2 was ended by SIGKILL"),
             (signal.SIGSTOP, "no sign of life"),

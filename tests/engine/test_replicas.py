@@ -50,6 +50,11 @@ def two(started):
     return started[0]
 
 
+def test_the_processes_of_all_replicas_are_listed(started):
+    engine, processes_of_replicas = started
+    assert sorted(engine.get_all_child_pids()) == sorted(processes_of_replicas)
+
+
 def ranks(engine, name):
     return [each[name] for each in engine.stats()["replicas"]]
 

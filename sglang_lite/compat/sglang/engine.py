@@ -7,7 +7,9 @@ import contextlib
 import inspect
 import os
 import queue
+import shutil
 import warnings
+import weakref
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -15,30 +17,39 @@ from collections.abc import (
     Callable,
     Coroutine,
     Generator,
+    Iterable,
     Iterator,
     Mapping,
     Sequence,
 )
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar, overload
 
+from sglang_lite.compat.sglang import absent_calls
 from sglang_lite.compat.sglang.answers import Answer, Classification, Embedding, Generates
+from sglang_lite.compat.sglang.session_run import CallerSessions, SessionRun
 from sglang_lite.engine import embedding, weights
 from sglang_lite.engine import engine as base
 from sglang_lite.engine.embedding import AdapterNames, Texts
+from sglang_lite.engine.given_adapters import write_adapter_folder
+from sglang_lite.errors import short_repr
 from sglang_lite.lang.media import fetch_medium, load_file, load_image
 from sglang_lite.process.random_ids import random_id
-from sglang_lite.protocol import ChoiceScore, Media, MediaKind
+from sglang_lite.protocol import ChoiceScore, Media, MediaKind, ParameterError
 from sglang_lite.protocol.anything import Json
 from sglang_lite.runtime.calls import RecordExperts
 from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
+from sglang_lite.runtime.core.submission import check_field_type
+from sglang_lite.server.sessions import OpenSession, Session
 from sglang_lite.server.sglang.labels import ScoreResult, parse_score_arguments
 from sglang_lite.server.sglang.request import NativeRequest, read_request, unused_logprob_fields
-from sglang_lite.server.sglang.run import NativeRun
+from sglang_lite.server.sglang.run import NativeRun, Post
 from sglang_lite.server.sglang.server_args import translate_engine_settings
 
 if TYPE_CHECKING:
+    import torch
+
     from sglang_lite.engine.core import Core
     from sglang_lite.runtime.requests.output_builder import Event
 
@@ -230,6 +241,99 @@ class Engine(base.Engine):
     pause_generation = weights.pause_generation
     continue_generation = weights.continue_generation
 
+    # ------------------------------------------------------------------------------------- adapters
+
+    async def async_load_lora_adapter(
+        self, lora_name: str, lora_path: str | os.PathLike[str], pinned: bool = False
+    ) -> None:
+        """Registers an adapter like `load_lora_adapter`, for asyncio."""
+        await asyncio.to_thread(self.load_lora_adapter, lora_name, lora_path, pinned=pinned)
+
+    def load_lora_adapter_from_tensors(
+        self,
+        lora_name: str,
+        tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        config_dict: Mapping[str, Any],  # of peft: JSON, or sets of texts
+        load_format: str | None = None,
+        *,
+        pinned: bool = False,
+    ) -> None:
+        """Registers an adapter like `load_lora_adapter`, without a folder of the caller's. The
+        tensors stay in the host's memory until the adapter is unloaded.
+
+        Args:
+            lora_name: name of the adapter.
+            tensors: its matrices, by their names in peft's `adapter_model.safetensors`.
+            config_dict: content of its `adapter_config.json`.
+            load_format: None, or "flattened_bucket" for SGLang's `flattened_tensor` with its
+                `metadata`.
+            pinned: whether it is read immediately and stays on the device.
+
+        Raises:
+            ParameterError: an argument is invalid, or as `load_lora_adapter`.
+            ModelError, EngineClosedError: as `load_lora_adapter`.
+        """
+        if load_format not in (None, "flattened_bucket"):
+            raise ParameterError(
+                "load_format",
+                f"{load_format!r} is not for tensors.",
+                hint='Use "flattened_bucket".',
+            )
+        if load_format is not None:
+            from sglang_lite.runtime.models.weights.given import (  # needs torch
+                unpack_flattened_bucket,
+            )
+
+            tensors = unpack_flattened_bucket(tensors)
+        folder = write_adapter_folder(tensors, config_dict)
+        remove = weakref.finalize(self, shutil.rmtree, folder, ignore_errors=True)
+        try:
+            self.load_lora_adapter(lora_name, folder, pinned=pinned)
+        except BaseException:
+            remove()
+            raise
+        self._given_adapters[lora_name] = remove
+
+    def unload_lora_adapter(self, lora_name: str) -> None:
+        """Forgets an adapter, as `engine.engine.Engine` documents, and frees its tensors if it came
+        as tensors.
+        """
+        super().unload_lora_adapter(lora_name)
+        remove = self._given_adapters.pop(lora_name, None)
+        if remove is not None:
+            remove()
+
+    @cached_property
+    def _given_adapters(self) -> dict[str, Callable[[], object]]:
+        """By the name of each adapter that came as tensors, a function that removes its folder."""
+        return {}
+
+    async def async_unload_lora_adapter(self, lora_name: str) -> None:
+        """Forgets an adapter like `unload_lora_adapter`, for asyncio."""
+        await asyncio.to_thread(self.unload_lora_adapter, lora_name)
+
+    # ------------------------------------------------------------------------------------ processes
+
+    def get_all_child_pids(self) -> list[int]:
+        """Returns the ids of the engine's processes on this machine: of each replica, and of the
+        ranks beside it. Empty with `in_process=True`.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        beside = [
+            each["pid"]
+            for each in self.stats().get("ranks", ())
+            if each["rank"] and "pid" in each and not each.get("node")
+        ]
+        return [*self.core.pids, *beside]
+
+    update_weights_from_ipc = absent_calls.update_weights_from_ipc
+    save_sharded_model = absent_calls.save_sharded_model
+    save_remote_model = absent_calls.save_remote_model
+    collective_rpc = absent_calls.collective_rpc
+    attach_tokenizer_worker = staticmethod(absent_calls.attach_tokenizer_worker)
+
     # ----------------------------------------------------------------------------------- generation
 
     @_generates
@@ -281,6 +385,7 @@ class Engine(base.Engine):
             output_ids: ids that an earlier stream of the same request has delivered, a list for
                 each prompt: the output continues after them, as described at `submit`. Set
                 `sampling_seed` in both requests.
+            session_params: place in a session, as `open_session` describes; for a single prompt.
             stream: whether to return an iterator.
 
         Returns:
@@ -299,7 +404,8 @@ class Engine(base.Engine):
                 ones.
         """
         self.core.gate.check_blocking_call("generate")
-        return run(self.core, self._request(args, _read_media_fields(fields)))
+        request, session = self._request(args, _read_media_fields(fields))
+        return run(self.core, request, session)
 
     @_generates_async
     async def async_generate(self, *args: Any, **fields: Any) -> Any:  # as `generate`
@@ -312,12 +418,16 @@ class Engine(base.Engine):
             if _MEDIA.keys() & fields.keys()
             else fields
         )
-        return await async_run(self.core, self._request(args, seen))
+        return await async_run(self.core, *self._request(args, seen))
 
-    def _request(self, args: Sequence[Any], fields: Mapping[str, Any]) -> NativeRequest:
-        """Builds the request for a call of `generate`. Warns of parameters without effect, which
-        are not errors because SGLang ignores them.
+    def _request(
+        self, args: Sequence[Any], fields: Mapping[str, Any]
+    ) -> tuple[NativeRequest, Session | None]:
+        """Builds the request for a call of `generate`, and returns its session, if it has one.
+        Warns of parameters without effect, which are not errors because SGLang ignores them.
         """
+        session_params = fields.get("session_params")
+        fields = {name: value for name, value in fields.items() if name != "session_params"}
         request = read_request(*args, **fields)
         policy = self.config.policy
         without_priorities = policy != "priority" and any(call.priority for call in request.calls)
@@ -333,8 +443,61 @@ class Engine(base.Engine):
             if names:
                 warnings.warn(f"{', '.join(names)}: has no effect, as {reason}", stacklevel=3)
         if without_priorities:
-            return replace(request, calls=[replace(call, priority=0) for call in request.calls])
-        return request
+            request = replace(request, calls=[replace(call, priority=0) for call in request.calls])
+        if session_params is None:
+            return request, None
+        session, request = self._sessions.join(request, session_params)
+        return request, session
+
+    # ------------------------------------------------------------------------------------- sessions
+
+    def open_session(
+        self,
+        capacity_of_str_len: int,
+        session_id: str | None = None,
+        streaming: bool = False,
+        timeout: float | None = None,
+    ) -> str:
+        """Opens a session, whose requests continue each other. A request of the session has only
+        new text, and `session_params`, as `SessionParams` of server/sessions.py documents them:
+        `id` of the session, and `rid` of the request that it continues.
+
+        Args:
+            capacity_of_str_len: maximum number of tokens of a prompt.
+            session_id: name of the session; None for a random one.
+            streaming: must be False: a session's requests may continue any earlier one.
+            timeout: must be None: a session is open until it is closed.
+
+        Returns:
+            Name of the session.
+
+        Raises:
+            ParameterError: an argument is invalid, or a session of this name is open.
+            OverloadedError: too many sessions are open.
+        """
+        check_field_type("capacity_of_str_len", capacity_of_str_len, int)
+        check_field_type("session_id", session_id, str, type(None))
+        if streaming:
+            raise ParameterError("streaming", "True is not supported.", hint="Leave it out.")
+        if timeout is not None:
+            raise ParameterError(
+                "timeout", f"{short_repr(timeout)} is not supported.", hint="Call close_session."
+            )
+        given = OpenSession(capacity_of_str_len=capacity_of_str_len, session_id=session_id)
+        return self._sessions.open(given)
+
+    def close_session(self, session_id: str) -> None:
+        """Closes a session, and aborts its requests.
+
+        Raises:
+            ParameterError: no session of this name is open.
+            EngineClosedError: the engine is closed.
+        """
+        self._sessions.close(session_id)
+
+    @cached_property
+    def _sessions(self) -> CallerSessions:
+        return CallerSessions(self)
 
     # --------------------------------------------------------------------------------------- scores
 
@@ -446,6 +609,26 @@ class Engine(base.Engine):
         found: Embedding | list[Embedding] = embedding.encode_in_sglang_form(
             partial(embedding.embeddings, self, **options), prompt
         )
+        return found
+
+    async def async_encode(
+        self,
+        prompt: Texts,
+        *,
+        dimensions: int | None = None,
+        prompt_name: str | None = None,
+        truncate: bool = False,
+        lora_path: AdapterNames = None,
+    ) -> Embedding | list[Embedding]:
+        """Returns embeddings like `encode`, for asyncio."""
+        options: dict[str, Any] = {
+            "dimensions": dimensions,
+            "prompt_name": prompt_name,
+            "truncate": truncate,
+            "lora_path": lora_path,
+        }
+        encode: Any = self.encode  # whose forms `to_thread` can't tell apart
+        found: Embedding | list[Embedding] = await asyncio.to_thread(encode, prompt, **options)
         return found
 
     def score_pairs(
@@ -597,10 +780,21 @@ class AsyncStream(AsyncIterator[Answer]):
         self._running.abort_soon()
 
 
-def run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, or a Stream
-    """Runs a request, and waits for its answers unless it asks for a stream."""
+def _start_run(
+    core: Core, post: Post, request: NativeRequest, session: Session | None
+) -> NativeRun:
+    if session is None:
+        return NativeRun(core, post, request)
+    return SessionRun(session, core, post, request)
+
+
+# as `NativeRun.results`, or a Stream
+def run(core: Core, request: NativeRequest, session: Session | None = None) -> Any:
+    """Runs a request, and waits for its answers unless it asks for a stream. The request has begun
+    in its session, if it has one.
+    """
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
-    running = NativeRun(core, events.put, request)
+    running = _start_run(core, events.put, request, session)
 
     def answers() -> Generator[Answer, None, None]:
         try:
@@ -616,7 +810,7 @@ def run(core: Core, request: NativeRequest) -> Any:  # as `NativeRun.results`, o
 
 
 # as `NativeRun.results`, or an AsyncStream
-async def async_run(core: Core, request: NativeRequest) -> Any:
+async def async_run(core: Core, request: NativeRequest, session: Session | None = None) -> Any:
     """Runs a request like `run`, for asyncio."""
     events: asyncio.Queue[tuple[int, Event] | None] = asyncio.Queue()
     loop = asyncio.get_running_loop()
@@ -625,7 +819,7 @@ async def async_run(core: Core, request: NativeRequest) -> Any:
         with contextlib.suppress(RuntimeError):  # the loop is closed, so nobody waits for events
             loop.call_soon_threadsafe(events.put_nowait, item)
 
-    running = NativeRun(core, post, request)
+    running = _start_run(core, post, request, session)
 
     async def answers() -> AsyncGenerator[Answer, None]:
         try:

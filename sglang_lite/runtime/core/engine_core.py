@@ -147,6 +147,7 @@ class EngineCore:
 
     encoder: EncoderSpec | None = None  # set in an encoder's core
     responds = generates = True  # unlike a stopped process or an encoder
+    pids: Sequence[int] = ()  # it has no process of its own
     _profile: Profiler | None = None  # being recorded
 
     def __init__(

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from concurrent.futures import Future, InvalidStateError
 from typing import Any, ClassVar, NoReturn
 
@@ -90,6 +90,7 @@ class ReadingCore:
 
     eos_ids: frozenset[int] = frozenset()
     responds = True  # unlike a stopped process
+    pids: Sequence[int] = ()  # it has no process of its own
     generates = False
     _reads_media: ClassVar[bool]
     # by the type of call

@@ -40,13 +40,23 @@ def write_shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
     os.close(handle)
     path = Path(name)
     try:
+        write_tensors(tensors, path)
+    except ParameterError:
+        path.unlink()
+        raise
+    return path
+
+
+def write_tensors(
+    tensors: Mapping[str, torch.Tensor], path: Path, parameter: str = "named_tensors"
+) -> None:
+    """Writes tensors to a file in the safetensors format. Raises ParameterError, which names the
+    parameter that has the tensors, if there is too little space.
+    """
+    try:
         save_file(_without_shared_memory(tensors), path)
     except (SafetensorError, OSError) as error:
-        path.unlink()
-        raise ParameterError(
-            "named_tensors", f"can't be written to {path.parent}: {error}"
-        ) from error
-    return path
+        raise ParameterError(parameter, f"can't be written to {path.parent}: {error}") from error
 
 
 def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -63,27 +73,24 @@ def _without_shared_memory(tensors: Mapping[str, torch.Tensor]) -> dict[str, tor
 
 def validate_named_tensors(
     tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+    parameter: str = "named_tensors",
 ) -> dict[str, torch.Tensor]:
     """Returns tensors by name. Raises ParameterError if an entry is not a name with a tensor, a
-    name occurs twice, or there are no tensors.
+    name occurs twice, or there are no tensors; the error names the parameter that has them.
     """
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     found: dict[str, torch.Tensor] = {}
     for pair in pairs:
         if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], str):
-            raise ParameterError(
-                "named_tensors", f"{short_repr(pair)} is not a name with a tensor."
-            )
+            raise ParameterError(parameter, f"{short_repr(pair)} is not a name with a tensor.")
         name, tensor = pair
         if not isinstance(tensor, torch.Tensor):
-            raise ParameterError(
-                "named_tensors", f"{name!r} is {short_repr(tensor)}, and not a tensor."
-            )
+            raise ParameterError(parameter, f"{name!r} is {short_repr(tensor)}, and not a tensor.")
         if name in found:
-            raise ParameterError("named_tensors", f"{name!r} is given twice.")
+            raise ParameterError(parameter, f"{name!r} is given twice.")
         found[name] = tensor.detach()
     if not found:
-        raise ParameterError("named_tensors", "is empty.")
+        raise ParameterError(parameter, "is empty.")
     return found
 
 
