@@ -60,6 +60,7 @@ class ScriptedCore:
     """
 
     responds = True  # unlike a process that is stopped
+    pids: Sequence[int] = ()
     encoder = None
     generates = True
 

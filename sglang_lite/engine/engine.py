@@ -49,6 +49,7 @@ from sglang_lite.runtime.core.submission import (
 )
 from sglang_lite.runtime.embedding.spec import is_encoder
 from sglang_lite.runtime.host import startup_messages
+from sglang_lite.runtime.host.garbage import freeze_objects
 from sglang_lite.runtime.host.installed import check_engine_packages, check_platform
 from sglang_lite.runtime.loading.seeding import complete_config_from_seed
 from sglang_lite.runtime.models.resolve import resolve, resolve_for_engine
@@ -550,6 +551,17 @@ class Engine:
         were freed.
         """
         return self.answer(calls.FlushCache())
+
+    def freeze_gc(self) -> None:
+        """Collects garbage in this process and the engine's own, and exempts all objects that they
+        have now from later collections. An engine's process does so once the model is loaded;
+        calling it again after the first requests includes what these have cached.
+
+        Raises:
+            EngineClosedError: the engine is closed.
+        """
+        self.answer(calls.FreezeObjects())
+        freeze_objects()
 
     def export_prefix(
         self,

@@ -91,7 +91,12 @@ class ReplicaCalls:
         """
         with self._lock:
             match call:
-                case calls.LoadLoraAdapter() | calls.PauseGeneration() | calls.ReleaseMemory():
+                case (
+                    calls.LoadLoraAdapter()
+                    | calls.PauseGeneration()
+                    | calls.BeginUpdate()
+                    | calls.ReleaseMemory()
+                ):
                     self._repeated = [*self._repeated, call]
                 case calls.UnloadLoraAdapter(name):
                     self._forget_calls(
@@ -99,6 +104,8 @@ class ReplicaCalls:
                     )
                 case calls.ContinueGeneration():
                     self._forget_calls(lambda each: isinstance(each, calls.PauseGeneration))
+                case calls.EndUpdate():
+                    self._forget_calls(lambda each: isinstance(each, calls.BeginUpdate))
                 case calls.ResumeMemory(tags):
                     resumed = set(tags or calls.MEMORY_TAGS)
                     released = [
@@ -335,6 +342,9 @@ COMBINED: Mapping[type[EngineCall[Any]], Callable[[list[Any]], Any]] = {
     calls.CheckWeights: _check_equal_checksums,
     calls.PauseGeneration: sum,
     calls.ContinueGeneration: _discard_answers,
+    calls.BeginUpdate: _discard_answers,
+    calls.EndUpdate: _discard_answers,
+    calls.FreezeObjects: _discard_answers,
     calls.ReleaseMemory: _discard_answers,
     calls.ResumeMemory: _discard_answers,
     calls.UnloadLoraAdapter: _discard_answers,

@@ -377,3 +377,36 @@ def pause_generation(engine: Engine, mode: str = "abort") -> int:
 def continue_generation(engine: Engine) -> None:
     """Ends a pause. Does nothing if there is none."""
     engine.answer(calls.ContinueGeneration())
+
+
+def begin_update(engine: Engine, selector: str = "all") -> None:
+    """Makes all updates of the weights one, until `end_update`. From the first one on, requests
+    wait; until then, they go on with the old weights.
+
+    Args:
+        selector: must be "all" or "target": drafts come from text, and have no weights.
+
+    Raises:
+        ParameterError: the selector is another one.
+        ModelError: an update has begun already, or the weights can't be replaced.
+        CapabilityError: the engine has several ranks.
+    """
+    if selector not in ("all", "target"):
+        raise ParameterError(
+            "selector",
+            f"{short_repr(selector)} is not here.",
+            hint='Use "all": drafts have no weights.',
+        )
+    engine.answer(calls.BeginUpdate())
+
+
+def end_update(engine: Engine) -> None:
+    """Ends the update that `begin_update` began. In a pause, requests wait until
+    `continue_generation`.
+
+    Raises:
+        ModelError: no update has begun.
+        BackendError: a write has failed, and its tensors have not come since.
+        CapabilityError: the engine has several ranks.
+    """
+    engine.answer(calls.EndUpdate())

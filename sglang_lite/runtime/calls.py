@@ -149,6 +149,14 @@ class ContinueGeneration(EngineCall[None], frozen=True, tag="continue_generation
     pass
 
 
+class BeginUpdate(EngineCall[None], frozen=True, tag="begin_weight_update"):
+    """Call that makes all updates of the weights one, until `EndUpdate`."""
+
+
+class EndUpdate(EngineCall[None], frozen=True, tag="end_weight_update"):
+    """Call that ends the update that `BeginUpdate` began."""
+
+
 MEMORY_TAGS = ("kv_cache", "weights", "cuda_graph")
 
 
@@ -188,6 +196,10 @@ class EncodeMedia(EngineCall[bytes], frozen=True, tag="encode_media"):
 
 class FlushCache(EngineCall[int], frozen=True, tag="flush_cache"):
     """Call that empties the prefix cache. Answered with the number of tokens that were freed."""
+
+
+class FreezeObjects(EngineCall[None], frozen=True, tag="freeze_gc"):
+    """Call that exempts the objects of the engine's process from garbage collection."""
 
 
 class EndSession(EngineCall[None], frozen=True, tag="end_session"):

@@ -6,7 +6,7 @@ from sglang_lite.server.errors import NotServedError
 
 _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and what to use
     (
-        "/update_weights_from_ipc", "/begin_weight_update", "/end_weight_update",
+        "/update_weights_from_ipc",
         "/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info",
     ): (
         "Weights that come so",
@@ -28,7 +28,7 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
         "/add_external_corpus", "/remove_external_corpus", "/list_external_corpora",
     ): ("A corpus for drafts", "Drafts come from the prompt and earlier answers: --speculation auto."),
     (
-        "/set_internal_state", "/set_trace_level", "/freeze_gc", "/slow_down",
+        "/set_internal_state", "/set_trace_level", "/slow_down",
     ): ("Changing settings while the server runs", "Start it with other settings."),
     ("/dumper",): ("Files of a model's tensors between its layers", "The states of tokens: return_hidden_states."),
 }  # fmt: skip

@@ -387,6 +387,12 @@ async def flush_cache(service: Service, _: HttpRequest) -> Response:
     return Response(f"Cache flushed: {freed} tokens.\n", media_type="text/plain")
 
 
+async def freeze_gc(service: Service, _: HttpRequest) -> Response:
+    """Exempts the objects of the server and the engine from garbage collection."""
+    await service.call_engine(service.engine.freeze_gc)
+    return Response("Garbage collection frozen.\n", media_type="text/plain")
+
+
 async def abort_request(service: Service, call: HttpRequest) -> Response:
     """Aborts one request or all requests. With an API key, this affects only the requests of that
     key; with the administrator's key, or if none is required, it affects those of all keys.
@@ -598,6 +604,10 @@ ROUTES = (
     Route("/internal_state", internal_state, "Counts of each replica", ("GET",)),
     Route("/v1/loads", loads, "How busy it is", ("GET",), query=("include",)),
     Route("/get_load", get_load, "How busy it is, in short", ("GET",)),
+    Route(
+        "/freeze_gc", freeze_gc, "Exempt objects from garbage collection", _GET_OR_POST, access="admin",
+        media_type="text/plain", acts=True,
+    ),
     Route(
         "/flush_cache", flush_cache, "Drop cached prefixes", _GET_OR_POST, access="admin", media_type="text/plain",
         acts=True,

@@ -119,6 +119,16 @@ class PauseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     mode: str = "abort"
 
 
+class BeginUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to make the updates that follow one."""
+
+    selector: str = "all"
+
+
+class EndUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Request to end such an update."""
+
+
 class MemoryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Request to release memory, or to allocate it again."""
 
@@ -366,7 +376,23 @@ take_again = _memory_handler(weights.resume_memory_occupation)
 init_group = _change_handler(weights.init_update_group, "The group is there.")
 update_from_group = _change_handler(weights.update_from_group, "The weights are replaced.")
 destroy_group = _change_handler(weights.destroy_update_group, "The group is left.")
+begin_update = _change_handler(weights.begin_update, "An update has begun.")
+end_update = _change_handler(weights.end_update, "The update is complete.")
 ROUTES = (
+    _build_weight_route(
+        "/begin_weight_update",
+        BeginUpdateRequest,
+        begin_update,
+        "Make the updates that follow one",
+        may_be_empty=True,
+    ),
+    _build_weight_route(
+        "/end_weight_update",
+        EndUpdateRequest,
+        end_update,
+        "End that update",
+        may_be_empty=True,
+    ),
     _build_weight_route(
         "/release_memory_occupation",
         MemoryRequest,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -204,6 +205,20 @@ ROUTES["GET /flush_cache"] = ("bytes", lambda client: _forgets(client, "GET"))
 ROUTES["POST /flush_cache"] = ("bytes", lambda client: _forgets(client, "POST"))
 
 
+def _freezes(client: Client, method: str) -> bool:
+    """Whether objects of the server, which is in this process, are frozen."""
+    before = gc.get_freeze_count()
+    kept = [[] for _ in range(1000)]  # type: ignore[var-annotated] # objects, of any kind
+    client("/freeze_gc", None, method)
+    frozen = gc.get_freeze_count() - before
+    gc.unfreeze()  # for the tests that follow
+    return frozen >= len(kept)
+
+
+ROUTES["GET /freeze_gc"] = ("bytes", lambda client: _freezes(client, "GET"))
+ROUTES["POST /freeze_gc"] = ("bytes", lambda client: _freezes(client, "POST"))
+
+
 @route("POST /abort_request")
 def ends_a_request(client: Client) -> bool:
     body = {
@@ -354,6 +369,13 @@ def waits(client: Client) -> bool:
     finally:
         # where the route is taken out, the engine still waits
         weights.continue_generation(client.engine)
+
+
+@route("POST /begin_weight_update, POST /end_weight_update", "keeper")
+def ends_what_has_begun(client: Client) -> bool:
+    begun = bool(client("/begin_weight_update", {}).get("success"))
+    ended = bool(client("/end_weight_update", {}).get("success"))
+    return begun and ended and client("/end_weight_update", {}).status == 400
 
 
 def refuses(names: str, body: Mapping[str, Any], word: str) -> None:

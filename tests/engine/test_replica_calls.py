@@ -13,10 +13,12 @@ from sglang_lite.errors import EngineClosedError, ModelError, ParameterError
 from sglang_lite.protocol import Regex
 from sglang_lite.runtime import calls as table
 from sglang_lite.runtime.calls import (
+    BeginUpdate,
     CheckWeights,
     CompileGrammar,
     ContinueGeneration,
     EncodeMedia,
+    EndUpdate,
     EngineCall,
     ExportPrefix,
     FlushCache,
@@ -274,7 +276,7 @@ def test_a_process_that_comes_back_is_told_what_still_holds():
     for call in (
         LoadLoraAdapter("a", "/a", pinned=False), LoadLoraAdapter("b", "/b", pinned=True), UnloadLoraAdapter("a"),
         PauseGeneration("abort"), ContinueGeneration(), ReleaseMemory((), keep=True),
-        ResumeMemory(("kv_cache",)), PauseGeneration("retract"),
+        ResumeMemory(("kv_cache",)), PauseGeneration("retract"), BeginUpdate(), EndUpdate(), BeginUpdate(),
     ):  # fmt: skip
         calls.call_replicas(call).result()
     calls.repeat_calls_to(late).result()
@@ -282,9 +284,15 @@ def test_a_process_that_comes_back_is_told_what_still_holds():
         LoadLoraAdapter("b", "/b", pinned=True),
         ReleaseMemory(("weights",), keep=True),
         PauseGeneration("retract"),
+        BeginUpdate(),
     ]
     assert sorted(map(repr, late.asked)) == sorted(map(repr, [*told, Stats()]))
     calls.call_replicas(ResumeMemory(())).result()
     later = Replica()
     calls.repeat_calls_to(later).result()
-    assert [type(call) for call in later.asked] == [LoadLoraAdapter, PauseGeneration, Stats]
+    assert [type(call) for call in later.asked] == [
+        LoadLoraAdapter,
+        PauseGeneration,
+        BeginUpdate,
+        Stats,
+    ]

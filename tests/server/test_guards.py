@@ -15,10 +15,10 @@ from sglang_lite.server.settings import ReplicaSettings, ServerSettings
 from tests.server.conftest import serving
 
 ACTING = [("GET", "/open_session"), ("GET", "/close_session"), ("GET", "/configure_logging"),
-          ("GET", "/release_memory_occupation"), ("GET", "/resume_memory_occupation"), ("GET", "/flush_cache"), ("HEAD", "/flush_cache"), ("POST", "/flush_cache"), ("GET", "/start_profile"),
+          ("GET", "/release_memory_occupation"), ("GET", "/resume_memory_occupation"), ("GET", "/flush_cache"), ("HEAD", "/flush_cache"), ("POST", "/flush_cache"), ("GET", "/freeze_gc"), ("GET", "/start_profile"),
           ("GET", "/stop_profile"), ("GET", "/health_generate")]  # fmt: skip
 OWNERS = ["/start_profile", "/stop_profile", "/update_weights_from_disk", "/update_weights_from_tensor",
-          "/update_weight_version", "/get_weights_by_name", "/weights_checker", "/pause_generation", "/continue_generation", "/sleep", "/wake_up",
+          "/update_weight_version", "/get_weights_by_name", "/weights_checker", "/pause_generation", "/continue_generation", "/begin_weight_update", "/end_weight_update", "/sleep", "/wake_up",
           "/release_memory_occupation", "/resume_memory_occupation"]  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def save_remote_model(engine: Engine, **kwargs: UserValue) -> NoReturn:
     """Raises CapabilityError: no connector of SGLang's is here."""
     raise CapabilityError(
         f"save_remote_model: the engine writes no weights (url={short_repr(kwargs.get('url'))}).",
-        hint='Another engine gets them from this one with load_format="remote_instance".',
+        hint="Another engine reads them from this one, with the load format remote_instance.",
     )
 
 
@@ -53,5 +53,5 @@ def attach_tokenizer_worker(parent_pid: int | None = None) -> NoReturn:
     """Raises CapabilityError: an engine belongs to the process that started it."""
     raise CapabilityError(
         f"attach_tokenizer_worker: the engine of process {parent_pid or 'this one started from'} can't be shared.",
-        hint="Serve one engine (`sglang-lite serve`), and use sgl.RuntimeEndpoint in each process.",
+        hint="Serve one engine, and connect to it from each process.",
     )

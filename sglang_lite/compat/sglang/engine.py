@@ -240,6 +240,8 @@ class Engine(base.Engine):
     resume_memory_occupation = weights.resume_memory_occupation
     pause_generation = weights.pause_generation
     continue_generation = weights.continue_generation
+    begin_weight_update = weights.begin_update
+    end_weight_update = weights.end_update
 
     # ------------------------------------------------------------------------------------- adapters
 

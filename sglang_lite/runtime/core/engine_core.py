@@ -40,6 +40,7 @@ from sglang_lite.runtime.calls import (
     EngineCall,
     ExportPrefix,
     FlushCache,
+    FreezeObjects,
     ImportPrefix,
     PauseGeneration,
     R,
@@ -82,6 +83,7 @@ from sglang_lite.runtime.executor import make_runner
 from sglang_lite.runtime.executor.model_runner import ModelRunner
 from sglang_lite.runtime.executor.ranks import LeadRunner
 from sglang_lite.runtime.executor.step_record import StepWriter, append_step
+from sglang_lite.runtime.host.garbage import freeze_objects
 from sglang_lite.runtime.kv_cache.eviction_policy import EVICTION
 from sglang_lite.runtime.kv_cache.prefix_cache import PrefixCache
 from sglang_lite.runtime.kv_cache.prefix_hash import digest_interval
@@ -520,6 +522,7 @@ class EngineCore:
             StartProfile: self._start_profile,
             StopProfile: self._stop_profile,
             FlushCache: self._flush_cache,
+            FreezeObjects: lambda _: self.loop.inbox.post_for_result(freeze_objects),
             EndSession: lambda call: self._context.sessions.drop_session(call.name),
             ExportPrefix: self._export_prefix,
             ImportPrefix: self._import_prefix,

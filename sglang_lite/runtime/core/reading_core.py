@@ -12,13 +12,14 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any, ClassVar, NoReturn
 
 from sglang_lite.protocol import CapabilityError, EngineClosedError, SglError
-from sglang_lite.runtime.calls import CompileGrammar, EngineCall, R
+from sglang_lite.runtime.calls import CompileGrammar, EngineCall, FreezeObjects, R
 from sglang_lite.runtime.capacity import Capacity, Sizes
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.core.gate import CLOSED
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.open_requests import OpenRequests
 from sglang_lite.runtime.embedding.request import not_a_generator_error
+from sglang_lite.runtime.host.garbage import freeze_objects
 
 logger = logging.getLogger("sglang_lite")
 
@@ -125,6 +126,9 @@ class ReadingCore:
         self.gate.check_open()
         if type(call) is CompileGrammar:
             self.submit()
+        if isinstance(call, FreezeObjects):
+            frozen: Future[Any] = self._inbox.post_for_result(freeze_objects)
+            return frozen
         if type(call) not in self._answers:
             kind = "with encoder_only" if self._reads_media else "of an embedding model"
             raise CapabilityError(f"an engine {kind} can't do that.", hint="Start another engine.")

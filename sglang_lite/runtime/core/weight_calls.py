@@ -14,8 +14,10 @@ import torch
 from sglang_lite.protocol import CapabilityError, ModelError, OverloadedError, ParameterError
 from sglang_lite.runtime.calls import (
     MEMORY_TAGS,
+    BeginUpdate,
     CheckWeights,
     ContinueGeneration,
+    EndUpdate,
     EngineCall,
     JoinGroup,
     LeaveGroup,
@@ -440,6 +442,8 @@ class WeightCalls:
         NameWeights: lambda self, call: self._rename_version(call.version),
         PauseGeneration: lambda self, call: self._updates.pause_planning(call.mode),
         ContinueGeneration: lambda self, _: self._updates.resume_planning(),
+        BeginUpdate: lambda self, _: self._updates.begin_session(),
+        EndUpdate: lambda self, _: self._updates.end_session(),
         ReleaseMemory: lambda self, call: self.sleep.release_tags(call.tags, keep=call.keep),
         ResumeMemory: lambda self, call: self.sleep.restore_tags(call.tags),
         RecordExperts: lambda self, call: self._experts.record_counts(

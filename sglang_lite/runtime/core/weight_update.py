@@ -55,6 +55,7 @@ class WeightUpdates:
         self.given = False
         self._count = 0  # of writes so far
         self._in_place = False  # whether running requests keep their slots
+        self._in_session = False  # whether `begin_session` was called
         self._missing: set[str] = set()  # names of tensors that a failed write has left undefined
         self._snapshot: dict[str, str] | None = None
 
@@ -91,7 +92,7 @@ class WeightUpdates:
         Args:
             open_source: opens the source from its beginning.
             whole: whether the source must have all tensors of the model.
-            last: whether the update is complete now, unless the engine is paused.
+            last: whether the update is complete now, unless the engine is paused or in a session.
 
         Raises:
             ModelError: the weights don't fit; the old ones stay.
@@ -110,7 +111,7 @@ class WeightUpdates:
         if not self._missing:
             model.choose_small_batch_step()
         self.given = not whole
-        if whole or (last and PAUSED not in self._loop.holds):
+        if whole or (last and not self._collects_calls):
             self.complete_update()
         else:
             self._reject_new_requests()
@@ -130,6 +131,44 @@ class WeightUpdates:
         if INCOMPLETE in self._loop.holds and not self._missing:
             del self._loop.holds[INCOMPLETE]
             self._loop.renew_preparation()
+
+    def begin_session(self) -> None:
+        """Makes all updates one, until `end_session`. From the first one on, requests wait. Raises
+        ModelError if the weights can't be replaced or a session has begun already.
+        """
+        if self._in_session:
+            raise ModelError("an update of the weights has begun.", hint="Call end_weight_update.")
+        _ = self.model  # raises if its weights can't be replaced
+        self._in_session = True
+
+    def end_session(self) -> None:
+        """Ends a session and its update, unless the engine is paused, which then does so.
+
+        Raises:
+            ModelError: no session has begun.
+            BackendError: a write has failed, and the undefined tensors have not been written since.
+        """
+        if not self._in_session:
+            raise ModelError(
+                "no update of the weights has begun.", hint="Call begin_weight_update first."
+            )
+        self._in_session = False
+        if PAUSED not in self._loop.holds:
+            self._complete_or_reject()
+
+    @property
+    def _collects_calls(self) -> bool:
+        """Whether several calls form one update."""
+        return self._in_session or PAUSED in self._loop.holds
+
+    def _complete_or_reject(self) -> None:
+        """Completes the update. Raises BackendError if tensors are undefined."""
+        self.complete_update()
+        if self._missing:
+            self._reject_new_requests()
+            error = self._loop.holds[INCOMPLETE]
+            assert error is not None, "just refused"
+            raise error
 
     def _begin_update(self) -> None:
         """Prepares requests to continue with new weights. Values computed with the old weights are
@@ -162,10 +201,10 @@ class WeightUpdates:
             request.handle.space = request.space
 
     def _reject_new_requests(self) -> None:
-        """Rejects new requests until the update is complete. During a pause, lets them wait
-        instead, unless tensors are undefined.
+        """Rejects new requests until the update is complete. During a pause or session, lets them
+        wait instead, unless tensors are undefined.
         """
-        if PAUSED not in self._loop.holds or self._missing:
+        if not self._collects_calls or self._missing:
             self._loop.holds[INCOMPLETE] = BackendError(
                 "weights incomplete: an update has begun, and its last tensors have not arrived.",
                 hint="Send the rest with flush_cache=True, or a whole checkpoint: update_weights_from_disk.",
@@ -222,12 +261,8 @@ class WeightUpdates:
         """
         self._loop.holds.pop(PAUSED, None)
         self._in_place = False
-        self.complete_update()
-        if self._missing:
-            self._reject_new_requests()
-            error = self._loop.holds[INCOMPLETE]
-            assert error is not None, "just refused"
-            raise error
+        if not self._in_session:
+            self._complete_or_reject()
 
     # ------------------------------------------------------------------------------------ questions
 

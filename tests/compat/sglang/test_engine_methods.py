@@ -3,9 +3,11 @@ those that are refused by name.
 """
 
 import asyncio
+import gc
 import inspect
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from transformers import LlamaForCausalLM
 
 import sglang_lite as sgl
 from sglang_lite.compat.sglang import absent_calls
+from tests.engine import processes
 from tests.engine.conftest import SETTINGS
 from tests.runtime.embedding.test_decoders import TEXTS, modules, running, written
 from tests.runtime.models.adapters import Adapted
@@ -33,6 +36,13 @@ def reference(folders, tmp_path_factory):
 def engine(folders):
     adapted = {**SETTINGS, "deterministic": False, "enable_lora": True, "max_lora_rank": 8}
     with sgl.Engine(folders[0], **adapted, in_process=True) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def own(folders):
+    """An engine in a process of its own."""
+    with sgl.Engine(folders[0], **SETTINGS) as engine:
         yield engine
 
 
@@ -152,7 +162,21 @@ def test_an_engine_in_this_process_has_no_others(engine):
     assert engine.get_all_child_pids() == []
 
 
-REFUSED = {
+def test_an_engine_has_one_process(own):
+    (pid,) = own.get_all_child_pids()
+    assert pid in processes.children()
+
+
+@pytest.mark.parametrize("in_process", [True, False])
+def test_objects_are_frozen_in_this_process(engine, own, in_process):
+    before = gc.get_freeze_count()
+    kept = [[] for _ in range(1000)]
+    (engine if in_process else own).freeze_gc()
+    assert gc.get_freeze_count() >= before + len(kept)
+    gc.unfreeze()  # for the tests that follow
+
+
+REFUSED: dict[str, dict[str, Any]] = {
     "update_weights_from_ipc": dict(zmq_handles={"gpu": "ipc://one"}),
     "save_sharded_model": dict(path="/out"),
     "save_remote_model": dict(url="redis://host"),

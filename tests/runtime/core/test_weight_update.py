@@ -135,6 +135,57 @@ def test_an_update_that_has_not_ended_refuses_requests(running, llamas):
     assert tokens(running) == expected
 
 
+def test_requests_wait_while_the_calls_of_one_update_come(running, llamas):
+    old, new = llamas
+    before = tokens(running)
+    running.update_weights(str(new))
+    expected = tokens(running)
+    running.update_weights(str(old))
+    running.begin_weight_update()
+    assert tokens(running) == before  # nothing has changed yet
+    tensors = tensors_of(new)
+    running.update_weights_from_tensor({Q: tensors.pop(Q)})
+    waiting = Stream(running)
+    assert running.stats()["waiting"] == 1
+    running.update_weights_from_tensor(tensors)
+    assert not waiting.end.done()
+    running.end_weight_update()
+    assert waiting.end.result(60).token_ids == expected != before
+
+
+def test_an_update_in_a_pause_ends_with_the_pause(running, llamas):
+    running.pause_generation()
+    running.begin_weight_update()
+    running.update_weights_from_tensor({Q: tensors_of(llamas[1])[Q]})
+    running.end_weight_update()
+    waiting = Stream(running)
+    assert running.stats()["waiting"] == 1
+    running.continue_generation()
+    assert waiting.end.result(60).token_ids
+
+
+def test_a_pause_in_an_update_ends_before_it(running, llamas):
+    running.begin_weight_update()
+    running.pause_generation()
+    running.update_weights_from_tensor({Q: tensors_of(llamas[1])[Q]})
+    running.continue_generation()
+    waiting = Stream(running)
+    assert running.stats()["waiting"] == 1
+    running.end_weight_update()
+    assert waiting.end.result(60).token_ids
+
+
+def test_an_update_begins_once_and_ends_once(running):
+    with pytest.raises(sgl.ModelError, match="no update of the weights has begun"):
+        running.end_weight_update()
+    running.begin_weight_update("target")
+    with pytest.raises(sgl.ModelError, match="an update of the weights has begun"):
+        running.begin_weight_update()
+    running.end_weight_update()
+    with pytest.raises(sgl.ParameterError, match="selector: 'draft' is not here"):
+        running.begin_weight_update("draft")
+
+
 def test_a_write_that_fails_leaves_an_engine_that_says_so(running, llamas, monkeypatch):
     old, new = llamas
     expected = tokens(running)
