@@ -13,6 +13,7 @@ import pytest
 
 import sglang_lite as sgl
 from sglang_lite.lang import ir
+from tests.server.sglang.surface import read_surface
 
 SAMPLING = (
     "max_new_tokens=128, n=1, stop=None, stop_token_ids=None, stop_regex=None, temperature=1.0, top_p=1.0, top_k=-1, "
@@ -176,13 +177,6 @@ SIGNATURES = {
     "srt.constrained.outlines_backend:build_regex_from_object": "object, whitespace_pattern=None",
 }
 
-TOP_LEVEL = (
-    "Anthropic", "Crusoe", "Engine", "LiteLLM", "OpenAI", "Runtime", "RuntimeEndpoint", "ServerArgs", "VertexAI", "__version__", "assistant", "assistant_begin",
-    "assistant_end", "flush_cache", "function", "gen", "gen_int", "gen_string", "get_server_info", "global_config",
-    "greedy_token_selection", "image", "select", "separate_reasoning", "set_default_backend", "system",
-    "system_begin", "system_end", "token_length_normalized", "unconditional_likelihood_normalized", "user",
-    "user_begin", "user_end", "video",
-)  # fmt: skip
 MODULES = {
     "lang.api": "function gen gen_int gen_string select image video system user assistant set_default_backend",
     "lang.backend.base_backend": "BaseBackend",
@@ -284,7 +278,7 @@ def test_the_methods_for_coroutines_are_twins(sync, twin):
     assert not inspect.iscoroutinefunction(sync)
 
 
-@pytest.mark.parametrize("name", TOP_LEVEL)
+@pytest.mark.parametrize("name", read_surface()["names"])
 def test_the_package_exports_what_sglang_exports(name):
     assert name in sgl.__all__
     assert name in dir(sgl)
@@ -333,7 +327,7 @@ def test_every_test_that_the_docs_name_exists():
         )
 
 
-@pytest.mark.parametrize("name", TOP_LEVEL)
+@pytest.mark.parametrize("name", read_surface()["names"])
 def test_the_docs_have_every_name(name):
     text = DOCS.read_text().replace(
         "`*_begin`, `*_end`",

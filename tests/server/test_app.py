@@ -5,7 +5,6 @@ Starlette's own way.
 import asyncio
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +17,7 @@ from sglang_lite.server.request_metrics import RequestMetrics
 from sglang_lite.server.routes import ROUTES
 from sglang_lite.server.service import Service
 from sglang_lite.server.settings import ServerSettings, warn_if_exposed
+from tests.server.sglang.surface import read_surface
 
 NO_ENGINE: Any = None  # nothing here asks it
 FIXED = [(method, route) for route in ROUTES if "{" not in route.path for method in route.methods]
@@ -145,7 +145,7 @@ def test_a_route_of_sglangs_that_is_not_here_says_what_it_needs(both, path):
     assert "this server doesn't have that" in told
 
 
-SGLANGS = json.loads((Path(__file__).parent / "sglang/data/routes_0.5.23.json").read_text())
+SGLANGS = list(read_surface()["routes"])
 
 
 def test_each_route_of_sglangs_is_here_or_says_what_it_needs():

@@ -38,7 +38,11 @@ _RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
 }
 # Their defaults differ here, and replace SGLang's.
 _OWN_DEFAULTS = frozenset({"speculative_ngram_capacity", "speculative_ngram_max_trie_depth"})
-_FORMATS = "bitsandbytes flash_rl private runai_streamer"
+_FORMATS = "bitsandbytes expert_pack flash_rl instanttensor presharded private runai_streamer"
+_QUANTIZATIONS = (
+    "auto-round auto-round-int8 humming mlx_q4 mlx_q8 modelopt_mixed modelslim moe_wna16 mxfp8 mxfp_w4a8 nvfp4_online "
+    "petit_nvfp4 quark quark_int4fp8_moe quark_mxfp4 unquant w4afp8"
+)
 _KERNELS = "fa3 flashmla cutlass_mla trtllm_mla trtllm_mha dual_chunk_flash_attn aiter wave intel_amx ascend"
 _ALGORITHMS = "EAGLE EAGLE3 FROZEN_KV_MTP NEXTN STANDALONE DFLASH DSPARK"
 # SGLang's values of our settings, and what to use instead
@@ -46,6 +50,10 @@ _REFUSED_VALUES: Mapping[str, tuple[frozenset[str], str]] = {
     "load_format": (
         frozenset(_FORMATS.split()),
         'Use "auto", which reads safetensors, .bin and GGUF files of a folder or of the hub, as they are quantised.',
+    ),
+    "quantization": (
+        frozenset(_QUANTIZATIONS.split()),
+        'Leave it out: a checkpoint says how it is quantised. "fp8", "int4", "int8" and "nf4" quantise a plain one.',
     ),
     "remote_instance_weight_loader_backend": (
         frozenset(("transfer_engine", "modelexpress")),

@@ -4,7 +4,6 @@ say which.
 
 import argparse
 import dataclasses
-import os
 import pickle
 import re
 from pathlib import Path
@@ -14,7 +13,8 @@ import pytest
 import sglang_lite as sgl
 from sglang_lite.server import flags
 from sglang_lite.server.sglang.server_args import server_args, translate_engine_settings
-from tests.server.sglang.server_args_table import listed, read_package, table
+from tests.server.sglang.server_args_table import table
+from tests.server.sglang.surface import read_surface
 
 DOCS = Path(__file__).parents[3] / "docs" / "compatibility.md"
 NEUTRAL = [name for name, arg in server_args().items() if arg.support == "neutral"]
@@ -22,18 +22,11 @@ NEUTRAL = [name for name, arg in server_args().items() if arg.support == "neutra
 
 def test_the_table_has_the_fields_and_defaults_of_the_wheel():
     # its own bookkeeping
-    theirs = {name: default for name, default in listed().items() if not name.startswith("_")}
+    fields = read_surface()["server_args"]
+    theirs = {name: default for name, default in fields.items() if not name.startswith("_")}
     ours = {name: [] if arg.required else [arg.default] for name, arg in server_args().items()}
     assert ours == theirs
     assert len(ours) == 543
-
-
-@pytest.mark.skipif(
-    "SGLANG_PACKAGE" not in os.environ,
-    reason="SGLANG_PACKAGE names no folder with the unpacked wheel",
-)
-def test_the_list_is_that_of_the_wheel():
-    assert read_package(os.environ["SGLANG_PACKAGE"]) == listed()
 
 
 def test_every_setting_that_is_named_exists():
