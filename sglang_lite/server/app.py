@@ -78,6 +78,8 @@ def application(
         {
             (method, route.path): endpoint
             for route, endpoint in endpoints
+            if "{"
+            not in route.path  # else a request for the pattern itself would have no parameters
             for method in route.methods
         },
         settings.allowed_origin,

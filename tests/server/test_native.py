@@ -227,3 +227,9 @@ def test_a_request_keeps_its_id_or_is_given_one(http, given):
     headers = {} if given is None else {"x-request-id": given.encode("latin-1")}
     found = http.get("/ping", headers=headers).headers["x-request-id"]
     assert found == given if given == "mine-1" else re.fullmatch("[0-9a-f]{32}", found)
+
+
+def test_the_pattern_of_a_path_is_a_path_like_any_other(http):
+    """With braces, as a client sends it that has forgotten to fill it in."""
+    found = http.get("/v1/models/{model:path}")
+    assert (found.status_code, found.json()["error"]["code"]) == (404, "not_found")
