@@ -336,11 +336,11 @@ OLLAMA_OPTIONS_REFUSED: dict[str, tuple[object, ...]] = {
 }
 
 LOGGING_REFUSED: dict[str, tuple[object, ...]] = {
-    "log_requests": (True,),
     "log_requests_level": (0,),
     "log_requests_format": ("text",),
     "dump_requests_folder": ("",),
     "dump_requests_threshold": (),
+    "dump_requests_exclude_meta_keys": ([],),
     "crash_dump_folder": ("",),
 }
 PROFILE_REFUSED: dict[str, tuple[object, ...]] = {

@@ -141,9 +141,10 @@ class ParseFunctionCallRequest(msgspec.Struct, kw_only=True, forbid_unknown_fiel
 
 
 class ConfigureLoggingRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to change the lowest level of logged messages."""
+    """Request to change the lowest level of logged messages. Without a level, it stays."""
 
-    log_level: Literal["debug", "info", "warning", "error"]
+    log_level: Literal["debug", "info", "warning", "error"] | None = None
+    log_requests: bool | None = None
 
 
 class ProfileRequest(msgspec.Struct, kw_only=True):
@@ -528,10 +529,18 @@ def _reader_handler(
 
 
 async def configure_logging(service: Service, call: HttpRequest) -> Response:
-    """Changes the lowest level of logged messages."""
-    level = (await read_record(service, call, CONFIGURE_LOGGING)).log_level
-    logging.getLogger().setLevel(level.upper())
-    return json_response({"log_level": level})
+    """Changes the lowest level of logged messages. Requests are logged at the level "info"."""
+    body = await read_record(service, call, CONFIGURE_LOGGING)
+    root = logging.getLogger()
+    level = root.level if body.log_level is None else logging.getLevelName(body.log_level.upper())
+    if body.log_requests is not None and body.log_requests != (level <= logging.INFO):
+        raise ParameterError(
+            "log_requests",
+            f"{body.log_requests} is not possible with the level {logging.getLevelName(level).lower()!r}.",
+            hint='Give log_level, too: "info" logs a line for each request, "warning" none.',
+        )
+    root.setLevel(level)
+    return json_response({"log_level": logging.getLevelName(level).lower()})
 
 
 async def open_session(service: Service, call: HttpRequest) -> Response:

@@ -209,6 +209,20 @@ def test_the_level_of_the_log_changes_while_the_server_runs(engine, monkeypatch)
             "/configure_logging", json={"log_level": "loud"}, headers={"x-api-key": "admin"}
         )
         assert (wrong.status_code, root.level) == (400, logging.DEBUG)
+        asked: tuple[tuple[dict[str, object], str], ...] = (
+            (
+                {"log_requests": True, "log_requests_level": 0, "dump_requests_folder": None},
+                "debug",
+            ),
+            ({"log_requests": False, "log_level": "warning"}, "warning"),
+            ({}, "warning"),
+        )
+        admin = {"x-api-key": "admin"}
+        for given, level in asked:
+            answer = client.post("/configure_logging", json=given, headers=admin)
+            assert answer.json() == {"log_level": level}, answer.text
+        refused = client.post("/configure_logging", json={"log_requests": True}, headers=admin)
+        assert "log_requests: True is not possible with the level 'warning'" in refused.text
         root.setLevel(logging.WARNING)
 
 
