@@ -9,7 +9,7 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
         "/update_weights_from_ipc",
         "/remote_instance_transfer_engine_info", "/get_remote_instance_transfer_engine_info",
     ): (
-        "Weights that come so",
+        "Weights that come by sockets or RDMA",
         "Use /update_weights_from_distributed, /update_weights_from_tensor or /update_weights_from_disk.",
     ),
     ("/load_lora_adapter_from_tensors",): ("Adapters in requests", "Write it to a folder: /load_lora_adapter."),
@@ -22,8 +22,9 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
         "/hicache/storage-backend", "/hicache/storage-backend/clear", "/get_hicache_l3_cache_layout",
     ): ("Changing the cache's tiers while the server runs", "Start it with --enable-hierarchical-cache."),
     (
-        "/scale_elastic_ep", "/is_scaling_elastic_ep", "/pd_role_switch",
-    ): ("Several devices", "Run a server for each: serve --replicas N."),
+        "/scale_elastic_ep", "/is_scaling_elastic_ep",
+    ): ("Adding ranks while the server runs", "Start it with another --tp-size, or serve --replicas N."),
+    ("/pd_role_switch",): ("Servers that only prefill or only decode", "Every server does both: serve --replicas N."),
     (
         "/add_external_corpus", "/remove_external_corpus", "/list_external_corpora",
     ): ("A corpus for drafts", "Drafts come from the prompt and earlier answers: --speculation auto."),
