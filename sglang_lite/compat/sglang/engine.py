@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 
 from sglang_lite.compat.sglang import absent_calls
 from sglang_lite.compat.sglang.answers import Answer, Classification, Embedding, Generates
+from sglang_lite.compat.sglang.launch_hooks import read_server_args, reject_launch_hooks
 from sglang_lite.compat.sglang.session_run import CallerSessions, SessionRun
 from sglang_lite.engine import embedding, weights
 from sglang_lite.engine import engine as base
@@ -144,7 +145,8 @@ class Engine(base.Engine):
     Args:
 {FIELDS}
 
-    SGLang's ServerArgs (`model_path` …) are accepted, too; docs/compatibility.md lists the meaning of each.
+    SGLang's ServerArgs (`model_path` …) are accepted, too; docs/compatibility.md lists the meaning of each. A record of
+    them is `server_args`, and the only argument then.
 
     Raises:
         ParameterError: a parameter is unknown, or has an invalid value.
@@ -158,15 +160,22 @@ class Engine(base.Engine):
     def __init__(self, model: os.PathLike[str] | None, **config: Any) -> None: ...  # the same
     @overload
     def __init__(self, *, model_path: str, **server_args: Any) -> None: ...  # SGLang's names
+    @overload
+    def __init__(self, *, server_args: object) -> None: ...  # a record of these
     @shows_fields
     def __init__(
         self,
         model: str | os.PathLike[str] | None = None,
         **config: Any,  # fields of EngineConfig, whose types `takes_fields` adds, and ServerArgs
     ) -> None:
-        super().__init__(
-            **translate_engine_settings(config if model is None else {**config, "model": model})
-        )
+        given = config if model is None else {**config, "model": model}
+        if "server_args" in given:
+            given = read_server_args(given)
+        super().__init__(**translate_engine_settings(given))
+
+    def __init_subclass__(cls, **options: Any) -> None:  # of its bases
+        super().__init_subclass__(**options)
+        reject_launch_hooks(vars(cls))
 
     def start_expert_distribution_record(self) -> None:
         """Starts counting the token rows that are routed to each expert. Needs

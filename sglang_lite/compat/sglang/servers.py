@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from sglang_lite.compat.sglang.launch_hooks import reject_launch_hooks
 from sglang_lite.compat.sglang.server_process import flags_of
 from sglang_lite.protocol import BackendError, ParameterError, RequestTimeoutError
 
@@ -87,6 +88,10 @@ class _Parser(argparse.ArgumentParser):
 
 def launch_server(
     server_args: Any,  # a class whose fields no type checker can know
+    init_tokenizer_manager_func: Callable[..., object] | None = None,
+    run_scheduler_process_func: Callable[..., object] | None = None,
+    run_detokenizer_process_func: Callable[..., object] | None = None,
+    execute_warmup_func: Callable[..., object] | None = None,
     launch_callback: Callable[[], object] | None = None,
 ) -> int:
     """Runs a server in this process, like `sglang-lite serve`, until SIGTERM or SIGINT. Must be
@@ -94,6 +99,8 @@ def launch_server(
 
     Args:
         server_args: SGLang's `ServerArgs`.
+        init_tokenizer_manager_func, run_scheduler_process_func, run_detokenizer_process_func,
+            execute_warmup_func: must be None: SGLang's processes are not here.
         launch_callback: called once, without arguments, when the server can be reached; requests
             are answered after it returns.
 
@@ -102,7 +109,16 @@ def launch_server(
 
     Raises:
         ParameterError: a setting is invalid or not supported.
+        CapabilityError: a function is given that starts one of SGLang's processes.
     """
+    reject_launch_hooks(
+        {
+            "init_tokenizer_manager_func": init_tokenizer_manager_func,
+            "run_scheduler_process_func": run_scheduler_process_func,
+            "run_detokenizer_process_func": run_detokenizer_process_func,
+            "execute_warmup_func": execute_warmup_func,
+        }
+    )
     from sglang_lite.server import flags
     from sglang_lite.server.app import print_line, serve
 

@@ -176,6 +176,17 @@ def test_objects_are_frozen_in_this_process(engine, own, in_process):
     gc.unfreeze()  # for the tests that follow
 
 
+def test_an_engine_starts_from_a_record_of_sglangs_settings(folders):
+    record = sgl.ServerArgs(folders[0], dtype="float32", max_total_tokens=1024, device="cpu")
+    with sgl.Engine(server_args=record) as engine:
+        assert (engine.config.dtype, engine.config.max_total_tokens) == ("float32", 1024)
+    with pytest.raises(sgl.ParameterError, match="server_args: dtype is given, too"):
+        sgl.Engine(server_args=record, dtype="float32")  # type: ignore[call-overload] # wrong on purpose
+    for wrong in ({"model_path": "m"}, sgl.ServerArgs):
+        with pytest.raises(sgl.ParameterError, match=r"server_args: .* is no record"):
+            sgl.Engine(server_args=wrong)
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "update_weights_from_ipc": dict(zmq_handles={"gpu": "ipc://one"}),
     "save_sharded_model": dict(path="/out"),

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+import sglang_lite as sgl
 from sglang_lite.protocol import ParameterError
 from sglang_lite.srt.entrypoints.http_server import launch_server
 from sglang_lite.srt.server_args import ServerArgs
@@ -29,7 +30,7 @@ def served(monkeypatch):
 def test_the_callback_is_called_once_the_server_can_be_reached(served):
     reached = []
     args = ServerArgs(model_path="folder", port=1234, api_key="secret", max_running_requests=7)
-    assert launch_server(args, lambda: reached.append(len(served))) == 0
+    assert launch_server(args, launch_callback=lambda: reached.append(len(served))) == 0
     assert reached == [1]
     [(settings, engine)] = served
     assert (settings.port, settings.api_key) == (1234, ("secret",))
@@ -62,3 +63,19 @@ def test_arguments_of_media_arrive(served):
     assert json.loads(engine["limit_mm_data_per_request"]) == most
     assert json.loads(engine["mm_process_config"]) == config
     assert engine["enable_multimodal"] is False
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "init_tokenizer_manager_func",
+        "run_scheduler_process_func",
+        "run_detokenizer_process_func",
+        "execute_warmup_func",
+    ],
+)
+def test_functions_that_start_sglangs_processes_are_refused_by_name(name):
+    with pytest.raises(sgl.CapabilityError, match=f"^{name}: the engine has no such process"):
+        launch_server(ServerArgs(model_path="folder"), **{name: print})
+    with pytest.raises(sgl.CapabilityError, match=f"^{name}: "):
+        type("Own", (sgl.Engine,), {name: staticmethod(print)})
