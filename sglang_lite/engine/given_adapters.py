@@ -55,6 +55,20 @@ def write_adapter_folder(
     return folder
 
 
+def write_adapter_bytes(data: bytes, config: Mapping[str, Any]) -> Path:  # JSON
+    """Writes an adapter like `write_adapter_folder`, from the content of its safetensors file."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+    except SafetensorError as error:
+        raise ParameterError(
+            "serialized_named_tensors", f"is no safetensors file: {error}."
+        ) from error
+    return write_adapter_folder(tensors, config)
+
+
 def _sorted_list(value: object) -> list[str]:
     """Returns a set of names as a list. Raises TypeError for anything else."""
     if isinstance(value, set | frozenset):

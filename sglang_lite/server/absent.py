@@ -12,7 +12,6 @@ _FEATURES: dict[tuple[str, ...], tuple[str, str]] = {  # paths: the feature, and
         "Weights that come by sockets or RDMA",
         "Use /update_weights_from_distributed, /update_weights_from_tensor or /update_weights_from_disk.",
     ),
-    ("/load_lora_adapter_from_tensors",): ("Adapters in requests", "Write it to a folder: /load_lora_adapter."),
     ("/v1/realtime",): ("Sound that arrives bit by bit", "Send files: /v1/audio/transcriptions."),
     ("/v1/systemone",): ("The form of that cloud", "Use /generate or /v1/…."),
     (

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import weakref
 from functools import partial
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from sglang_lite.protocol import ModelError, ParameterError
+from sglang_lite.engine.given_adapters import write_adapter_bytes
+from sglang_lite.protocol import ModelError, ParameterError, SglError
 from sglang_lite.server.endpoint import HttpRequest, Route, json_response, read_record
 from sglang_lite.server.fields import Fields
 from sglang_lite.server.service import Service
 from sglang_lite.server.weight_paths import require_allowed_path
+from sglang_lite.server.weight_routes import check_safetensors, decode_only_entry
 
 _LONGEST_S = 3600.0  # limit for reading an adapter, or for waiting until it is unused
 
@@ -31,6 +36,16 @@ class UnloadRequest(msgspec.Struct, kw_only=True):
     lora_name: str
 
 
+class LoadFromTensorsRequest(msgspec.Struct, kw_only=True):
+    """Request to load an adapter whose matrices are in the request, as base64 of a safetensors file."""
+
+    lora_name: str
+    config_dict: dict[str, Any]
+    serialized_named_tensors: list[str]
+    pinned: bool = False
+
+
+LOAD_FROM_TENSORS = Fields(LoadFromTensorsRequest, {}, {"load_format": ()})
 LOAD = Fields(LoadRequest, {}, {})
 UNLOAD = Fields(UnloadRequest, {}, {})
 
@@ -50,6 +65,27 @@ async def load(service: Service, call: HttpRequest) -> Response:
     return _loaded_adapters_response(service)
 
 
+async def load_from_tensors(service: Service, call: HttpRequest) -> Response:
+    """Loads an adapter that the request has."""
+    body = await read_record(service, call, LOAD_FROM_TENSORS)
+    data = decode_only_entry(body.serialized_named_tensors)
+    check_safetensors(data)
+    engine = service.engine
+    folder = await asyncio.to_thread(write_adapter_bytes, data, body.config_dict)
+    remove = weakref.finalize(engine, shutil.rmtree, folder, ignore_errors=True)
+    loading = partial(engine.load_lora_adapter, body.lora_name, folder, pinned=body.pinned)
+    try:
+        await service.call_engine(loading, at_most_s=_LONGEST_S)
+    except SglError as error:
+        remove()
+        if isinstance(error, ModelError | ParameterError):
+            return _loaded_adapters_response(service, str(error))
+        raise
+    service.adapters[body.lora_name] = str(folder)
+    service.given_adapters[body.lora_name] = remove
+    return _loaded_adapters_response(service)
+
+
 async def unload(service: Service, call: HttpRequest) -> Response:
     """Unloads an adapter once no request uses it."""
     body = await read_record(service, call, UNLOAD)
@@ -63,6 +99,8 @@ async def unload(service: Service, call: HttpRequest) -> Response:
         if path is not None:
             service.adapters[body.lora_name] = path
         return _loaded_adapters_response(service, str(error))
+    if remove := service.given_adapters.pop(body.lora_name, None):
+        await asyncio.to_thread(remove)
     return _loaded_adapters_response(service)
 
 
@@ -73,5 +111,12 @@ def _loaded_adapters_response(service: Service, error: str = "") -> Response:
 
 ROUTES = (
     Route("/load_lora_adapter", load, "Load an adapter", fields=LOAD, access="owner"),
+    Route(
+        "/load_lora_adapter_from_tensors",
+        load_from_tensors,
+        "Load an adapter of the request",
+        fields=LOAD_FROM_TENSORS,
+        access="owner",
+    ),
     Route("/unload_lora_adapter", unload, "Forget an adapter", fields=UNLOAD, access="owner"),
 )

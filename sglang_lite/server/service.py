@@ -134,6 +134,11 @@ class Service:
         """Folders of the adapters (LoRA) that requests can name as their model, by name."""
         return {each.name: each.path for each in map(read_lora_path, self.engine.config.lora_paths)}
 
+    @cached_property
+    def given_adapters(self) -> dict[str, Callable[[], object]]:
+        """By the name of each adapter that came in a request, a function that removes its folder."""
+        return {}
+
     def find_requested_adapter(self, model: str | None) -> str | None:
         """Returns the name of the adapter that a request asks for as its model, written as "name"
         or "base:name". Returns None for the model itself.

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -163,14 +163,9 @@ async def update_from_tensor(service: Service, body: UpdateFromTensorRequest) ->
             f"{body.load_format!r} is not for tensors.",
             hint='Use "flattened_bucket".',
         )
-    if len(body.serialized_named_tensors) != 1:
-        raise ParameterError(
-            "serialized_named_tensors",
-            f"has {len(body.serialized_named_tensors)} entries, not one.",
-        )
-    data = _decode_base64(body.serialized_named_tensors[0])
+    data = decode_only_entry(body.serialized_named_tensors)
     if body.load_format is None:
-        _check_safetensors(data)
+        check_safetensors(data)
     update = partial(
         weights.update_from_bytes if body.load_format is None else weights.update_from_handle,
         service.engine,
@@ -192,14 +187,22 @@ async def update_version(service: Service, body: NameWeightsRequest) -> Response
     return json_response({"success": True, "message": message, "new_version": body.new_version})
 
 
-def _decode_base64(text: str) -> bytes:
+def decode_only_entry(serialized_named_tensors: Sequence[str]) -> bytes:
+    """Decodes the only entry of a list of texts in base64. Raises ParameterError if there are
+    several, or none, or it is no base64.
+    """
+    if len(serialized_named_tensors) != 1:
+        raise ParameterError(
+            "serialized_named_tensors", f"has {len(serialized_named_tensors)} entries, not one."
+        )
     try:
-        return base64.b64decode(text, validate=True)
+        return base64.b64decode(serialized_named_tensors[0], validate=True)
     except (ValueError, binascii.Error) as error:
         raise ParameterError("serialized_named_tensors", f"is no base64: {error}.") from error
 
 
-def _check_safetensors(data: bytes) -> None:
+def check_safetensors(data: bytes) -> None:
+    """Raises ParameterError if data does not begin like a safetensors file."""
     if not len(data) > 8 or data[8:9] != b"{":  # the length of a JSON header, then the header
         raise ParameterError(
             "serialized_named_tensors",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import base64
 import contextlib
 import gc
+import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -458,6 +460,18 @@ def loads_and_unloads(client: Client) -> bool:
     there = "two" in client.get("/v1/models").text
     client("/unload_lora_adapter", {"lora_name": "two"})
     return there and "two" not in client.get("/v1/models").text
+
+
+@route("POST /load_lora_adapter_from_tensors", "mixture")
+def loads_what_it_is_sent(client: Client) -> bool:
+    folder = Path(client.engine.config.lora_paths[0].split("=", 1)[1])
+    data = base64.b64encode((folder / "adapter_model.safetensors").read_bytes()).decode()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    body = {"lora_name": "three", "config_dict": config, "serialized_named_tensors": [data]}
+    client("/load_lora_adapter_from_tensors", body)
+    there = "three" in client.get("/v1/models").text
+    client("/unload_lora_adapter", {"lora_name": "three"})
+    return there
 
 
 @route("POST /v1/audio/transcriptions, POST /v1/audio/translations", "whisper")

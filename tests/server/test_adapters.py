@@ -1,5 +1,9 @@
 """Adapters over HTTP: loaded and named in each protocol, and answered as the engine does."""
 
+import base64
+import json
+from pathlib import Path
+
 import httpx2
 import pytest
 from transformers import LlamaForCausalLM
@@ -339,6 +343,32 @@ def test_loading_and_unloading(http, folders):
     assert http.post("/unload_lora_adapter", json={"lora_name": "judge"}).status_code == 400
     missing = http.post("/v1/completions", json={"model": "judge", "prompt": "a"})
     assert missing.status_code == 404
+
+
+def test_an_adapter_may_come_in_a_request(http, engine, folders):
+    data = base64.b64encode((folders["judge"] / "adapter_model.safetensors").read_bytes()).decode()
+    config = json.loads((folders["judge"] / "adapter_config.json").read_text())
+    body = {"lora_name": "sent", "config_dict": config, "serialized_named_tensors": [data]}
+    path = "/load_lora_adapter_from_tensors"
+    for wrong, word in (
+        ({"serialized_named_tensors": [data, data]}, "has 2 entries, not one"),
+        ({"serialized_named_tensors": ["gASV"]}, "is no safetensors file"),
+        ({"serialized_named_tensors": ["?"]}, "is no base64"),
+        ({"config_dict": {**config, "r": 7}}, "has shape (8, 96)"),
+        ({"load_format": "flattened_bucket"}, "load_format: is not supported by this server"),
+    ):
+        refused = http.post(path, json={**body, **wrong})
+        assert (refused.status_code, word in refused.text) == (400, True), refused.text
+    assert http.post(path, json=body).json()["success"]
+    engine.load_lora_adapter("file", folders["judge"])
+    for name in ("sent", "file"):
+        asked = {"text": "a quick", "sampling_params": GREEDY, "lora_path": name}
+        text = http.post("/generate", json=asked).json()["text"]
+        assert text == engine.generate("a quick", GREEDY, lora_path="file")["text"]
+    engine.unload_lora_adapter("file")
+    (folder,) = [each["lora_path"] for each in engine.loras() if each["lora_name"] == "sent"]
+    assert http.post("/unload_lora_adapter", json={"lora_name": "sent"}).json()["success"]
+    assert not Path(folder).exists()
 
 
 def answered(engine, prompt, name):
