@@ -359,7 +359,8 @@ def test_an_adapter_may_come_in_a_request(http, engine, folders):
     ):
         refused = http.post(path, json={**body, **wrong})
         assert (refused.status_code, word in refused.text) == (400, True), refused.text
-    assert http.post(path, json=body).json()["success"]
+    assert http.post(path, json={**body, "pinned": True}).json()["success"]
+    assert [each["pinned"] for each in engine.loras() if each["lora_name"] == "sent"] == [True]
     engine.load_lora_adapter("file", folders["judge"])
     for name in ("sent", "file"):
         asked = {"text": "a quick", "sampling_params": GREEDY, "lora_path": name}

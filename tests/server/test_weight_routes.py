@@ -64,6 +64,15 @@ def test_weights_come_as_the_bytes_of_safetensors(client, folders):
     assert (compared.json()["success"], len(compared.json()["changed"])) == (False, len(tensors))
 
 
+def test_an_update_of_several_calls_begins_and_ends(client):
+    refused = client.post("/begin_weight_update", json={"selector": "draft"})
+    assert (refused.status_code, "selector" in refused.text) == (400, True)
+    assert client.post("/end_weight_update").status_code == 400
+    assert client.post("/begin_weight_update", json={"selector": "all"}).json()["success"]
+    assert client.post("/end_weight_update").json()["success"]
+    assert ids(client)
+
+
 def test_weights_get_another_name_alone(client):
     before, _ = ids(client)
     named = client.post(

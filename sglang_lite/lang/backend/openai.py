@@ -191,7 +191,7 @@ class OpenAI(RemoteBackend):
         if decisions is None:
             raise BackendError(
                 f"{self._name}: the installed openai is too old for its decisions.",
-                hint="pip install --upgrade 'openai>=3.51'",
+                hint="Install openai 3.51 or newer.",
             )
         began = time.perf_counter()
         with self.errors.translate_errors():

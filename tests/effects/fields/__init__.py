@@ -10,7 +10,7 @@ _WEIGHTS = "it changes weights, in tests/server/test_weight_routes.py"
 NOT_SEEN = {
     f"{record}.{field}": reason
     for record, fields, reason in (
-        ("ConfigureLoggingRequest", "log_level", "the log of all tests would change"),
+        ("ConfigureLoggingRequest", "log_level log_requests", "the log of all tests would change: tests/server/test_operating.py"),
         ("ProfileRequest", "output_dir with_stack record_shapes", "a profile takes seconds: tests/server/test_profile.py"),
         ("MemoryRequest", "tags", _WEIGHTS),
         ("UpdateFromDiskRequest", "model_path load_format weight_version flush_cache", _WEIGHTS),
@@ -35,6 +35,7 @@ NOT_SEEN = {
         ("GetWeightsRequest", "name truncate_size", _WEIGHTS),
         ("CheckWeightsRequest", "action", _WEIGHTS),
         ("PauseRequest", "mode", _WEIGHTS),
+        ("BeginUpdateRequest", "selector", "it has one value: tests/server/test_weight_routes.py"),
         ("DecisionRequest", "input model questions", "tests/server/openai/test_decisions.py"),
         (
             "TranscriptionRequest",
@@ -48,6 +49,10 @@ NOT_SEEN = {
         ),
         ("ProgramAnswers", "version answers close", "tests/server/programs/test_program.py"),
         ("LoadRequest", "lora_name lora_path pinned", "tests/server/test_adapters.py"),
+        (
+            "LoadFromTensorsRequest", "lora_name config_dict serialized_named_tensors pinned",
+            "tests/server/test_adapters.py",
+        ),
         ("UnloadRequest", "lora_name", "tests/server/test_adapters.py"),
     )
     for field in fields.split()

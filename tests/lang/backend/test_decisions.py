@@ -91,4 +91,4 @@ def test_an_sdk_without_decisions_is_named(monkeypatch):
     ):
         choose.run(backend=backend)["pet"]
     assert not came
-    assert caught.value.hint == "pip install --upgrade 'openai>=3.51'"
+    assert caught.value.hint == "Install openai 3.51 or newer."
