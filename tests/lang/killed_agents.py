@@ -21,11 +21,15 @@ TURNS = 12
 
 
 def question(turn, mode):
-    """The calls of a turn, or a program that makes them: three tools, of which two may be repeated."""
+    """The calls of a turn, or a program that makes them in a loop: three tools, of which two may be
+    repeated. In code mode, each fourth turn has calls between programs, and the next their answer.
+    """
     kinds = ["pay", "keyed", "look"] if turn % 3 == 0 else ["pay", "look"]
-    if mode == "code":
-        rest = [f"{kind}({10 * turn + i})" for i, kind in enumerate(kinds) if i]
-        return "\n".join([f"for n in [{10 * turn}]:", "    pay(n)", *rest, f"return {turn}"])
+    if mode == "code" and turn % 4 < 2:
+        loop = f"for n in [{10 * turn}, {10 * turn + 1}, {10 * turn + 2}]:"
+        return "\n".join([loop, *(f"    {kind}(n)" for kind in kinds), f"return {turn}"])
+    if mode == "code" and turn % 4 == 3:
+        return json.dumps({"answer": "paid"})
     calls = [{"tool": kind, "arguments": {"n": 10 * turn + i}} for i, kind in enumerate(kinds)]
     return json.dumps({"calls": calls})
 
@@ -66,10 +70,13 @@ def _program(folder, mode):
 
     @sgl.function
     def programmer(s):
-        for turn in range(TURNS):
+        for turn in range(0, TURNS, 4):
+            for program in (turn, turn + 1):
+                s += sgl.user("Pay.")
+                s += sgl.assistant(sgl.gen(f"turn_{program}", code=tools))
+                assert s[f"turn_{program}"] == program
             s += sgl.user("Pay.")
-            s += sgl.assistant(sgl.gen(f"turn_{turn}", code=tools))
-            assert s[f"turn_{turn}"] == turn
+            sgl.use_tools(s, tools, f"calls_{turn}", parallel_tool_calls=True)
         s += sgl.user("Done?") + sgl.assistant(sgl.gen("end"))
 
     return programmer if mode == "code" else agent

@@ -12,7 +12,14 @@ from tests.children import in_a_child
 from tests.counts import some
 from tests.lang.killed_agents import TURNS, all_lives
 
-PAYMENTS = {10 * turn for turn in range(TURNS)}
+PAYMENTS = {
+    "tools": {10 * turn for turn in range(TURNS)},
+    "code": {
+        10 * turn + i
+        for turn in range(TURNS)
+        for i in range([3, 3, 1, 0][turn % 4])  # two programs, calls, and their answer
+    },
+}
 
 
 def records(journal, kind):
@@ -54,7 +61,9 @@ def test_a_killed_agent_repeats_nothing_and_loses_no_turn(tmp_path, mode):
         }
         assert set(end["doubted"]) == expected
         assert len(end["doubted"]) == len(expected)
-        unpaid = PAYMENTS - set(map(int, end["paid"]))
+        paid = set(map(int, end["paid"]))
+        assert paid <= PAYMENTS[mode]
+        unpaid = PAYMENTS[mode] - paid
         assert {f"pay {number}" for number in unpaid} <= expected
         for before, after in itertools.pairwise(lives):
             # what has a call in the journal was answered, and is not asked again
