@@ -75,17 +75,22 @@ def interrupt(value):
     raise KeyboardInterrupt(value)
 
 
-def test_an_interrupt_of_a_check_is_one_of_the_program():
+async def interrupt_later(value):
+    raise KeyboardInterrupt(value)
+
+
+@pytest.mark.parametrize("check", [interrupt, interrupt_later])
+def test_an_interrupt_of_a_check_is_one_of_the_program(check):
     backend = sgl.ScriptedBackend(default="x")
 
     @sgl.function
     def body(s):
-        s += sgl.gen("a", check=interrupt)
+        s += sgl.gen("a", check=check)
         return s["a"]
 
     @sgl.function
     async def async_body(s):
-        s += sgl.gen("a", check=interrupt)
+        s += sgl.gen("a", check=check)
         return await s.get("a")
 
     for program in (body, async_body):

@@ -3,11 +3,13 @@ which the model is told. Anything else would make the calls twice for nothing.
 """
 
 import asyncio
+import threading
 
 import pytest
 
 import sglang_lite as sgl
 from tests.lang.code_mode.test_code_mode import Free
+from tests.waiting import until
 
 
 class Killed(BaseException):
@@ -57,6 +59,44 @@ def test_an_interrupt_of_a_tool_is_one_of_the_program():
     with pytest.raises(KeyboardInterrupt, match="stop"):
         run([pay], "return pay(5)")
     assert paid == [5]
+
+
+def interrupt(n: int) -> int:
+    """Is interrupted."""
+    raise KeyboardInterrupt("stop")
+
+
+async def interrupt_later(n: int) -> int:
+    """Is interrupted."""
+    raise KeyboardInterrupt("stop")
+
+
+@pytest.mark.parametrize("tool", [interrupt, interrupt_later])
+@pytest.mark.parametrize("style", ["run", "arun"])
+def test_an_interrupt_in_an_async_body_leaves_the_backend_working(tool, style):
+    @sgl.function
+    async def payer(s, tool):
+        s += sgl.user("Pay.")
+        s += sgl.assistant(sgl.gen("value", code=[tool]))
+        return await s.get("value")
+
+    def number(n: int) -> int:
+        """Gives a number."""
+        return n
+
+    def play(tool):
+        if style == "run":
+            return payer.run(tool, backend=backend)
+        return asyncio.run(payer.arun(tool, backend=backend))
+
+    texts = iter([f"return {tool.__name__}(5)", "return number(5)"])
+    backend = Free(lambda _: next(texts))
+    before = set(threading.enumerate())
+    with pytest.raises(KeyboardInterrupt, match="stop"):
+        play(tool)
+    assert play(number).ret_value == 5
+    left = set(threading.enumerate()) - before
+    until(lambda: not any(each.name == "sglang_lite-code" and each.is_alive() for each in left))
 
 
 @pytest.mark.parametrize(
