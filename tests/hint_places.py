@@ -32,7 +32,11 @@ MERGES = APPENDS.replace("[{{ m.role }}]", "{% if m.role != 'system' %}[{{ m.rol
     "{% endfor", "{% endif %}{% endfor"
 )
 # by module
-DISTRIBUTIONS = {"opentelemetry": "opentelemetry-sdk", "outlines_core": "outlines-core"}
+DISTRIBUTIONS = {
+    "google.genai": "google-genai",
+    "opentelemetry": "opentelemetry-sdk",
+    "outlines_core": "outlines-core",
+}
 
 
 class Packages:

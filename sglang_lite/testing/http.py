@@ -17,7 +17,7 @@ from sglang_lite.wire.json_lines import one_line
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request of a client. `path` includes the query."""
+    """Request of a client. `path` includes the query. Names of `headers` are in lower case."""
 
     path: str
     headers: Mapping[str, str]
@@ -192,10 +192,13 @@ class Handler(BaseHTTPRequestHandler):
             content = json.loads(body) if body else None
         except ValueError:
             content = body
-        self._answer(Request(self.path, dict(self.headers), content))
+        self._answer(Request(self.path, self._lower_headers(), content))
 
     def do_GET(self) -> None:
-        self._answer(Request(self.path, dict(self.headers), None, "GET"))
+        self._answer(Request(self.path, self._lower_headers(), None, "GET"))
+
+    def _lower_headers(self) -> dict[str, str]:
+        return {name.lower(): value for name, value in self.headers.items()}
 
     def _answer(self, request: Request) -> None:
         # the client has disconnected

@@ -1,5 +1,5 @@
-"""Backend for Anthropic's Messages API, through the official SDK. It also builds the API's requests
-and reads its answers.
+"""Backend for Anthropic's Messages API, through the official SDK or, where it is not installed, a
+built-in client. Also builds the API's requests and reads its answers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Anthropic(RemoteBackend):
 
     Args:
         model_name: name of the model.
-        *args, **kwargs: arguments of the SDK's client: `api_key`, `base_url`, `timeout`,
+        *args, **kwargs: arguments of the client: `api_key`, `base_url`, `timeout`,
             `max_retries` …
         profile: features of the model, by profile name ("anthropic/claude-opus-5") or as a Profile;
             None to look the model up by its name.
@@ -83,8 +83,7 @@ class Anthropic(RemoteBackend):
             them to 0.
 
     Raises:
-        BackendError: the SDK is not installed.
-        ParameterError: the SDK rejects the arguments, or no API key is given.
+        ParameterError: the client rejects the arguments, or no API key is given.
     """
 
     provider = "anthropic"
@@ -113,6 +112,7 @@ class Anthropic(RemoteBackend):
                 make,
                 sdk_error_getter("AnthropicError"),
                 existing_client=client,
+                oldest=2,
             ),
             resolve_profile(profile, "anthropic", model_name),
             policy,

@@ -28,8 +28,7 @@ class Crusoe(OpenAI):
             `max_retries` …
 
     Raises:
-        BackendError: the SDK is not installed.
-        ParameterError: the SDK rejects the arguments, or no API key is given.
+        ParameterError: the client rejects the arguments, or no API key is given.
     """
 
     provider = "crusoe"

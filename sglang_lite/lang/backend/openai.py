@@ -1,4 +1,6 @@
-"""Backend for OpenAI's API and all servers that implement it, through the official SDK."""
+"""Backend for OpenAI's API and all servers that implement it, through the official SDK or, where it
+is not installed, a built-in client.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ class OpenAI(RemoteBackend):
             models.
         is_azure: whether to connect to Azure; `azure_endpoint=`, `api_version=` … are arguments of
             its client.
-        *args, **kwargs: arguments of the SDK's client: `api_key`, `base_url`, `timeout`,
+        *args, **kwargs: arguments of the client: `api_key`, `base_url`, `timeout`,
             `max_retries` …
         profile: features of the model, by profile name ("vllm", "openai/gpt-5") or as a Profile.
             None: a model of OpenAI's is looked up by its name; another server is asked for its kind
@@ -90,8 +92,7 @@ class OpenAI(RemoteBackend):
             them to 0.
 
     Raises:
-        BackendError: the SDK is not installed.
-        ParameterError: the SDK rejects the arguments, or no API key is given.
+        ParameterError: the client rejects the arguments, or no API key is given.
     """
 
     provider = "openai"
@@ -158,7 +159,12 @@ class OpenAI(RemoteBackend):
         super().__init__(
             model_name,
             Connector(
-                "openai", "openai", make, sdk_error_getter("OpenAIError"), existing_client=client
+                "openai",
+                "openai",
+                make,
+                sdk_error_getter("OpenAIError"),
+                existing_client=client,
+                oldest=3,
             ),
             find_with_api,
             policy,

@@ -17,7 +17,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 SCRIPT = """
-import asyncio, gc, os, sys
+import asyncio, gc, importlib.metadata, os, sys
+if sys.argv[2] == "builtin":
+    importlib.metadata.version = lambda package: "0"
 import sglang_lite as sgl
 from sglang_lite.lang.backend.http import connection_pool
 from tests.waiting import until
@@ -88,10 +90,11 @@ sys.stdin.read()  # until the server has the call: a socket is there before
 """
 
 
-def test_sockets_are_closed_without_a_word_and_nothing_holds_the_process(api):
+@pytest.mark.parametrize("client", ["sdk", "builtin"])
+def test_sockets_are_closed_without_a_word_and_nothing_holds_the_process(api, client):
     api.answers = {"Hi": "ok", "hold": Hold()}
     process = subprocess.Popen(
-        [sys.executable, "-W", "error", "-c", SCRIPT, f"{api.url}/v1"],
+        [sys.executable, "-W", "error", "-c", SCRIPT, f"{api.url}/v1", client],
         stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": os.getcwd()},
     )  # fmt: skip
     until(

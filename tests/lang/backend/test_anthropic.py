@@ -1,6 +1,5 @@
 """Claude through Anthropic's own SDK, against a local server that speaks the protocol."""
 
-import sys
 import traceback
 
 import pytest
@@ -16,6 +15,8 @@ from sglang_lite.lang.backend.anthropic import Anthropic, RepeatedWhitespace
 from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.protocol import Delta
 from tests.waiting import until
+
+pytestmark = pytest.mark.usefixtures("either_client")
 
 # OLD continues a begun turn and takes sampling parameters
 NEW, OLD = "claude-opus-5", "claude-haiku-4-5"
@@ -464,11 +465,11 @@ def test_failures_say_what_the_provider_said_and_what_to_do(api, claude, reply, 
     assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
-def test_retries_are_the_sdks_own(api, claude):
+def test_failed_requests_are_tried_again(api, claude):
     soon = {"Retry-After": "0.01"}
     api.answers = [failure(429, "Slow down", **soon), failure(529, "Busy", **soon), said("done")]
     assert ask(claude(max_retries=2)) == "done"
-    assert [r.headers["x-stainless-retry-count"] for r in api.requests] == ["0", "1", "2"]
+    assert len(api.requests) == 3
 
 
 def test_a_server_that_is_silent_or_gone_is_an_error(api, claude):
@@ -493,12 +494,6 @@ def test_one_failing_program_fails_alone(api, claude):
     )
     assert [isinstance(s, sgl.BackendError) for s in states] == [False, True, False]
     assert states[2]["a"] == "fine"
-
-
-def test_a_missing_sdk_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "anthropic", None)
-    with pytest.raises(sgl.BackendError, match=r"pip install 'sglang-lite\[anthropic\]'"):
-        Anthropic(NEW)
 
 
 def test_a_missing_key_is_told_at_once(monkeypatch):

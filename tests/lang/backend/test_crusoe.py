@@ -6,6 +6,8 @@ from openai_answers import said
 import sglang_lite as sgl
 from sglang_lite.lang.backend.crusoe import BASE_URL
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 
 def ask(backend, **options):
     @sgl.function

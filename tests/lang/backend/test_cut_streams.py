@@ -16,6 +16,8 @@ from openai_answers import responded, run, streamed
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 STREAMS = {
     "chat": list(streamed("Hel", "lo").events),
     "responses": responded("Hel", "lo"),

@@ -15,9 +15,10 @@ from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.openai import OpenAI
 from tests.waiting import until
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:This process .* is multi-threaded:DeprecationWarning"
-)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),
+    pytest.mark.usefixtures("either_client"),
+]
 
 
 @sgl.function

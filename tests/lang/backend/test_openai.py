@@ -3,7 +3,6 @@ connections.
 """
 
 import asyncio
-import sys
 import traceback
 
 import pytest
@@ -16,6 +15,8 @@ from sglang_lite.lang.backend.capabilities import Capabilities
 from sglang_lite.lang.backend.openai import OpenAI
 from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.protocol import Message, Prompt, SamplingParams
+
+pytestmark = pytest.mark.usefixtures("either_client")
 
 
 class City(BaseModel):
@@ -51,6 +52,7 @@ def test_a_compatible_servers_own_parameters_are_sent_once_they_are_declared(api
     assert (api.last["top_k"], api.last["stop_token_ids"]) == (5, [1])
 
 
+@pytest.mark.parametrize("either_client", ["sdk"], indirect=True)
 def test_azure_is_reached_through_its_own_client(api):
     api.answers = [said("x")]
     backend = OpenAI(
@@ -185,6 +187,9 @@ def test_a_chat_is_not_asked_to_go_on_with_other_text(api, openai):
             "a page of HTML",
         ),
         (Reply("{broken"), sgl.BackendError, "not JSON"),
+        (Reply([1]), sgl.BackendError, "0 samples arrived"),
+        (Reply({"choices": [1]}), sgl.BackendError, "can't be read"),
+        (Reply({"choices": [{}]}), sgl.BackendError, "can't be read"),
     ],
 )
 def test_an_answer_that_is_none_is_an_error(api, openai, reply, error, message):
@@ -249,7 +254,7 @@ def test_failures_say_what_the_provider_said_and_what_to_do(api, openai, reply, 
     assert isinstance(caught.value, sgl.OverloadedError) == (error is sgl.OverloadedError)
 
 
-def test_retries_are_the_sdks_own(api, openai):
+def test_failed_requests_are_tried_again(api, openai):
     soon = {"Retry-After": "0.01"}
     api.answers = [
         Drop(),
@@ -258,7 +263,7 @@ def test_retries_are_the_sdks_own(api, openai):
         said("done"),
     ]
     assert ask(openai(max_retries=3)) == "done"
-    assert [r.headers["x-stainless-retry-count"] for r in api.requests] == ["0", "1", "2", "3"]
+    assert len(api.requests) == 4
 
 
 def test_a_server_that_is_silent_or_gone_is_an_error(api, openai):
@@ -286,12 +291,6 @@ def test_one_failing_program_fails_alone(api, openai):
     )
     assert [isinstance(s, sgl.BackendError) for s in states] == [False, True, False]
     assert states[2]["a"] == "fine"
-
-
-def test_a_missing_sdk_names_the_extra(monkeypatch):
-    monkeypatch.setitem(sys.modules, "openai", None)
-    with pytest.raises(sgl.BackendError, match=r"pip install 'sglang-lite\[openai\]'"):
-        OpenAI("gpt-4o")
 
 
 def test_a_missing_key_is_told_at_once(monkeypatch):
@@ -327,6 +326,7 @@ def test_an_event_loop_is_not_given_the_connections_of_another(api, openai):
     assert clients[0] is not clients[1]
 
 
+@pytest.mark.parametrize("either_client", ["sdk"], indirect=True)
 def test_a_ready_client_is_used_as_it_is_and_left_open(api):
     import openai
 
@@ -343,6 +343,7 @@ def test_a_ready_client_is_used_as_it_is_and_left_open(api):
     asyncio.run_coroutine_threadsafe(client.close(), executor().loop).result()
 
 
+@pytest.mark.parametrize("either_client", ["sdk"], indirect=True)
 def test_a_ready_client_has_no_arguments_and_is_asynchronous():
     import openai
 

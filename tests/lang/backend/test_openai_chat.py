@@ -15,6 +15,8 @@ import sglang_lite as sgl
 from sglang_lite.lang.chat_template import get_chat_template
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 # ----------------------------------------------------------------------------------------- requests
 
 

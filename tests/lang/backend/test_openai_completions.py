@@ -1,11 +1,14 @@
 """Completions through OpenAI's own SDK, against a local server that speaks the protocol."""
 
+import pytest
 from api_server import Events, Reply
 from openai.types import Completion, CompletionChoice
 from openai.types.completion_choice import Logprobs
 from openai_answers import USAGE
 
 import sglang_lite as sgl
+
+pytestmark = pytest.mark.usefixtures("either_client")
 
 
 def test_completion_models_get_the_text(api, openai):

@@ -20,6 +20,8 @@ from pydantic import BaseModel
 
 import sglang_lite as sgl
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 
 def test_a_regex_is_the_grammar_of_a_tool_that_the_model_must_call(api, openai):
     api.answers = [called("AB-12")]

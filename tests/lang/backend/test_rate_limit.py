@@ -17,6 +17,8 @@ from sglang_lite.lang.execution import retries
 from sglang_lite.protocol import Generation
 from sglang_lite.testing import rate_limit
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 
 @sgl.function
 def hello(s):

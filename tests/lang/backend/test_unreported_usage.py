@@ -17,6 +17,8 @@ from sglang_lite.protocol import Generation, Selection
 from sglang_lite.testing import Html
 from sglang_lite.testing.server import ServerForTests
 
+pytestmark = pytest.mark.usefixtures("either_client")
+
 ANSWER = "Paris is the capital of France, and has been so for more than a thousand years."
 ROWS, MAX_TOKENS = 40, 32
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import importlib.metadata
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.lang.backend.http.client import LOCAL_HOSTS, split_address
 from sglang_lite.lang.backend.http.connection_pool import pool_arguments
 from sglang_lite.lang.backend.http.rate_limit import RateLimit, shared_limit
+from sglang_lite.lang.backend.remote import builtin_clients
 from sglang_lite.lang.backend.remote.errors import ErrorTranslator
 from sglang_lite.lang.concurrency.loop import executor_loop, is_on_executor_thread
 from sglang_lite.lang.concurrency.loop_end import Handle, close_with_loop
@@ -40,6 +42,8 @@ class Connector:
             connections.
         existing_client: client that the user has created and will close, or None.
         close: closes a client.
+        oldest: oldest major version of the SDK that works. Without it, or with an older one, the
+            built-in client is used. None if there is no built-in client for this SDK.
     """
 
     package: str
@@ -48,26 +52,21 @@ class Connector:
     errors: Callable[[Any], tuple[Errors, Errors, Errors]]
     existing_client: object = None
     close: Callable[[Any], Coroutine[Any, Any, object]] = lambda client: client.close()
+    oldest: int | None = None
 
 
 class ApiConnection:
     """Connection of a backend to its API.
 
     Attributes:
-        sdk: module of the SDK.
+        sdk: module of the SDK, or that of the built-in clients, which has the same names.
         latest_client: client that was created last.
         limit: limit on the calls.
         server: address that the client sends to, as text.
     """
 
     def __init__(self, backend: str, connector: Connector, limit: RateLimit | None) -> None:
-        try:
-            self.sdk: Any = importlib.import_module(connector.package)
-        except ImportError as error:
-            raise BackendError(
-                f"{backend} needs the {connector.package} SDK.",
-                hint=f"pip install 'sglang-lite[{connector.extra}]'",
-            ) from error
+        self.sdk = _import_sdk(backend, connector)
         self._connector = connector
         try:
             self.latest_client: Any = connector.make_client(
@@ -141,6 +140,33 @@ class ApiConnection:
             yield getattr(self.latest_client, name, None)
 
 
+def _import_sdk(backend: str, connector: Connector) -> Any:  # module
+    """Imports the SDK, or the built-in clients if the SDK is missing or too old.
+
+    Raises:
+        BackendError: the SDK is missing, and there is no built-in client.
+    """
+    if connector.oldest is not None and _installed_version(connector.package) < connector.oldest:
+        return builtin_clients
+    try:
+        return importlib.import_module(connector.package)
+    except ImportError as error:
+        if connector.oldest is not None:
+            return builtin_clients
+        raise BackendError(
+            f"{backend} needs the {connector.package} SDK.",
+            hint=f"pip install 'sglang-lite[{connector.extra}]'",
+        ) from error
+
+
+def _installed_version(package: str) -> int:
+    """Returns the major version of a package, or 0 if it is not installed."""
+    try:
+        return int(importlib.metadata.version(package).partition(".")[0])
+    except importlib.metadata.PackageNotFoundError:
+        return 0
+
+
 async def _close_handle(handle: Handle) -> None:
     await handle.aclose()
 
@@ -148,7 +174,8 @@ async def _close_handle(handle: Handle) -> None:
 def sdk_client_factory(
     kind: str, args: Sequence[Foreign], options: Mapping[str, Foreign], client: object
 ) -> Callable[..., Foreign]:
-    """Returns a factory of clients. It works for the SDKs of both OpenAI and Anthropic.
+    """Returns a factory of clients. It works for the SDKs of both OpenAI and Anthropic, and for the
+    built-in clients.
 
     Args:
         kind: name of the client's class.
@@ -173,6 +200,12 @@ def sdk_client_factory(
         async def hook(response: Any) -> None:
             on_response(response.status_code, response.headers)
 
+        if client is not None and sdk is builtin_clients:
+            raise ParameterError(
+                "client",
+                f"no SDK is installed that has such an {kind}, or it is too old.",
+                hint="Install or upgrade the SDK (docs/backends.md has the versions), or give api_key= and base_url=.",
+            )
         if client is not None and not isinstance(client, getattr(sdk, kind)):
             raise ParameterError(
                 "client",
@@ -204,6 +237,7 @@ def sdk_client_factory(
 
 def sdk_error_getter(base: str) -> Callable[[Foreign], tuple[Errors, Errors, Errors]]:
     """Returns a function that finds the error classes of an SDK. It works for the SDKs of both
-    OpenAI and Anthropic. `base` is the name of the class from which all of the SDK's errors derive.
+    OpenAI and Anthropic, and for the built-in clients. `base` is the name of the class from which
+    all of the SDK's errors derive.
     """
     return lambda sdk: (getattr(sdk, base), sdk.APITimeoutError, sdk.APIConnectionError)
