@@ -18,6 +18,7 @@ from triton.runtime.interpreter import GridExecutor
 
 import sglang_lite as sgl
 from sglang_lite.protocol import Generation, ModelError, Regex, SamplingParams
+from sglang_lite.runtime.calls import ContinueGeneration, PauseGeneration
 from sglang_lite.runtime.drafting.drafting import TAIL
 from sglang_lite.runtime.drafting.guess import Guess
 from sglang_lite.runtime.drafting.registry import DRAFTERS
@@ -153,11 +154,16 @@ def test_a_step_in_which_every_row_appends_is_a_captured_one(with_graphs, on_cpu
 
 @pytest.mark.sampled(1)
 @pytest.mark.parametrize("device", ["triton"], indirect=True)
-def test_a_short_prompt_beside_a_decoding_row_is_a_captured_step(with_graphs, on_cpu):
+def test_two_short_prompts_are_one_captured_step(with_graphs, on_cpu):
     engine = with_graphs(max_running=20, page_size=4)
     asked = [[*range(2, 27)], [*range(30, 40)]]
     expected = [g.token_ids for g in answers(on_cpu, asked, greedy(max_tokens=3))]
-    assert [g.token_ids for g in answers(engine, asked, greedy(max_tokens=3))] == expected
+    engine.core.submit_call(PauseGeneration("in_place")).result()  # until both have arrived
+    futures = [Future() for _ in asked]
+    for prompt, future in zip(asked, futures):
+        engine.submit(prompt, greedy(max_tokens=3), sink=future.set_result)
+    engine.core.submit_call(ContinueGeneration()).result()
+    assert [future.result(timeout=120).token_ids for future in futures] == expected
     assert (40, True, False, False) in engine.core.runner.graphs.captured
     scored = answers(
         engine, [[*range(41, 60)]], greedy(max_tokens=1, return_logprob=True, logprob_start_len=0)

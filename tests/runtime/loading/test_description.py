@@ -249,7 +249,7 @@ def test_a_model_with_other_state_is_refused(tmp_path):
 def test_a_model_without_attention_has_a_cache_of_states_alone(tmp_path):
     config = MambaConfig(vocab_size=VOCAB, hidden_size=32, num_hidden_layers=2, state_size=4)
     save(MambaForCausalLM(config), tmp_path)
-    found = describe(str(tmp_path))
+    found = describe(str(tmp_path), dtype="float32")
     # two layers of 64 channels, with three inputs and four sums in 32 bits each
     assert (found.refused, found.cache_bytes, found.state_bytes) == (
         (),

@@ -17,12 +17,14 @@ class Adapted:
 
     Attributes:
         folders: folder of each adapter, by name.
+        config: config of the model.
     """
 
     def __init__(
         self, model: PreTrainedModel, folder: Path, adapters: dict[str, dict[str, Any]]
     ) -> None:
         self.folders: dict[str, Path] = {}
+        self.config = model.config
         self._model: Any = None
         for seed, (name, settings) in enumerate(adapters.items()):
             common: dict[str, Any] = {

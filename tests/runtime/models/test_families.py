@@ -7,7 +7,7 @@ import math
 import random
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -73,6 +73,9 @@ from sglang_lite.runtime.models.parameters import parameters
 from sglang_lite.runtime.models.read_config import spec_from_config
 from tests.runtime.kernels import needs_gpu, needs_kernels
 from tests.runtime.models.tiny import VOCAB, randomise, save
+
+if TYPE_CHECKING:
+    from tests.runtime.models.adapters import Adapted
 
 SHAPE = dict(
     vocab_size=VOCAB, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
@@ -432,13 +435,15 @@ def differences(reference: PreTrainedModel, ids: list[int], generation: Generati
     return (ours - theirs[-len(entries) :]).abs()
 
 
-def limit(reference: PreTrainedModel) -> float:
+def limit(reference: "PreTrainedModel | Adapted") -> float:
     """Largest distance that rounding explains."""
     # The last bit of an embedding moves those of linear attention by up to 7e-4, more with experts.
     # What is wrong moves them by more than 0.01; kinds.tsv has whole models within 1e-4.
     if hasattr(reference.config, "linear_num_key_heads"):
         return 2e-3
-    return 1e-3 if hasattr(reference.config, "time_step_rank") else 1e-4
+    # That bit moves Bamba by 5e-5, and its engine sums up other parts in each run.
+    spaces = ("time_step_rank", "mamba_d_state")
+    return 1e-3 if any(hasattr(reference.config, name) for name in spaces) else 1e-4
 
 
 def keeps_states(reference: PreTrainedModel) -> bool:
