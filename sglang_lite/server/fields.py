@@ -258,7 +258,6 @@ NATIVE_REFUSED: dict[str, tuple[object, ...]] = {
     "mm_hashes": ([],),
     **dict.fromkeys((
         "input_embeds", "session_id", "custom_logit_processor", "max_thinking_tokens", "sampling_logprobs_mode",
-        "kv_hints",
     ), ()),
     **dict.fromkeys((
         "require_reasoning", "return_sampling_mask", "return_flat_raw_top_logprobs",

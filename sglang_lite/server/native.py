@@ -54,7 +54,12 @@ from sglang_lite.server.sessions import (
     read_session_tokens,
     record_output,
 )
-from sglang_lite.server.sglang.request import NativeRequest, read_request, unused_logprob_fields
+from sglang_lite.server.sglang.request import (
+    NativeRequest,
+    read_request,
+    unused_kv_hints,
+    unused_logprob_fields,
+)
 from sglang_lite.text.reasoning import ReasoningParser
 from sglang_lite.text.tool_calls import parse_answer
 from sglang_lite.version import __version__
@@ -89,6 +94,7 @@ class GenerateBody(msgspec.Struct, kw_only=True, omit_defaults=True):
     video_data: Any = None
     audio_data: Any = None
     modalities: list[str | list[str]] | None = None
+    kv_hints: dict[str, Any] | list[dict[str, Any] | None] | None = None
     cache_salt: str | list[str] | None = None
     output_ids: list[int | list[int] | None] | None = None
     prompt: dict[str, Any] | None = None
@@ -228,7 +234,7 @@ def _read_generate(reader: RequestReader, call: HttpRequest) -> NativeRequest:
             "prompt", "is given together with text or input_ids. Give one of them."
         )
     request = read_request(fields.pop("text", None if prompt is None else ""), **fields)
-    call.unused.extend(unused_logprob_fields(fields))
+    call.unused.extend([*unused_logprob_fields(fields), *unused_kv_hints(fields.get("kv_hints"))])
     calls = [replace(each, timeout=timeout) for each in request.calls]
     if prompt is not None:
         calls = [replace(calls[0], prompt=convert(prompt, Prompt, "prompt"))]

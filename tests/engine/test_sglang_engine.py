@@ -39,10 +39,25 @@ def test_sets_are_taken_where_order_means_nothing(here):
     assert found["meta_info"]["finish_reason"] == {"type": "stop", "matched": first}
 
 
-def test_hints_for_other_caches_are_refused_where_they_say_something(here):
-    assert here.generate("abc", GREEDY, kv_hints=None)["output_ids"]
-    with pytest.raises(sgl.ParameterError, match="kv_hints"):
+def test_hints_for_caches_change_no_answer_and_are_told_of(here):
+    plain = here.generate("abc", GREEDY)["output_ids"]
+    retain = {
+        "action_id": "1",
+        "action_type": "retain",
+        "action_version": "1",
+        "payload": {"ttl": 9},
+    }
+    hints = {"protocol_version": "1", "message_id": "m", "actions": [retain]}
+    for nothing in (None, {}, {**hints, "actions": []}):
+        assert here.generate("abc", GREEDY, kv_hints=nothing)["output_ids"] == plain
+    with pytest.warns(UserWarning, match=r"kv_hints \(retain\): has no effect"):
+        assert here.generate("abc", GREEDY, kv_hints=hints)["output_ids"] == plain
+    with pytest.raises(sgl.ParameterError, match=r"kv_hints.*protocol_version"):
         here.generate("abc", GREEDY, kv_hints={"a": 1})
+    with pytest.raises(sgl.ParameterError, match=r"kv_hints\[1\].actions\[0\]"):
+        here.generate(["a", "b"], GREEDY, kv_hints=[None, {**hints, "actions": [{}]}])
+    with pytest.raises(sgl.ParameterError, match="kv_hints: 1 entries for 2 prompts"):
+        here.generate(["a", "b"], GREEDY, kv_hints=[hints])
 
 
 def test_each_sample_has_a_name(here):

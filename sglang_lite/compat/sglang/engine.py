@@ -44,7 +44,12 @@ from sglang_lite.runtime.config import FIELDS, shows_fields, takes_fields
 from sglang_lite.runtime.core.submission import check_field_type
 from sglang_lite.server.sessions import OpenSession, Session
 from sglang_lite.server.sglang.labels import ScoreResult, parse_score_arguments
-from sglang_lite.server.sglang.request import NativeRequest, read_request, unused_logprob_fields
+from sglang_lite.server.sglang.request import (
+    NativeRequest,
+    read_request,
+    unused_kv_hints,
+    unused_logprob_fields,
+)
 from sglang_lite.server.sglang.run import NativeRun, Post
 from sglang_lite.server.sglang.server_args import translate_engine_settings
 
@@ -446,6 +451,7 @@ class Engine(base.Engine):
             "no log-probabilities are returned. Set return_logprob=True.": unused_logprob_fields(
                 fields
             ),
+            "no hint of that kind is known here.": unused_kv_hints(fields.get("kv_hints")),
             f'the engine\'s policy is {policy!r}. Make the engine with policy="priority".': (
                 ["priority"] if without_priorities else []
             ),

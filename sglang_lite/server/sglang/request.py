@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
+import msgspec
+
 from sglang_lite.errors import short_repr
 from sglang_lite.process.random_ids import random_id
 from sglang_lite.protocol import (
@@ -29,6 +31,7 @@ from sglang_lite.protocol.sampling import named, read_params
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.data_url import parse_medium
 from sglang_lite.runtime.requests.logit_processors import LogitProcessor
+from sglang_lite.server.http.body import convert
 from sglang_lite.server.sessions import SessionParams
 
 
@@ -47,6 +50,23 @@ class NativeRequest:
     is_list: bool
     stream: bool = False
     session: SessionParams | None = None
+
+
+class KvHintAction(msgspec.Struct, kw_only=True):
+    """Hint about cached keys and values: what to do with them, in a version of the sender's."""
+
+    action_id: str
+    action_type: str
+    action_version: str
+    payload: dict[str, Any] = msgspec.field(default_factory=dict)
+
+
+class KvHints(msgspec.Struct, kw_only=True):
+    """Hints about cached keys and values that come with a request, in SGLang's envelope."""
+
+    protocol_version: str
+    message_id: str
+    actions: list[KvHintAction] = msgspec.field(default_factory=list)
 
 
 def read_request(
@@ -73,6 +93,7 @@ def read_request(
     video_data: object = None,
     audio_data: object = None,
     modalities: Sequence[str] | Sequence[Sequence[str]] | None = None,
+    kv_hints: Mapping[str, object] | Sequence[Mapping[str, object] | None] | None = None,
     routed_dp_rank: int | None = None,
     data_parallel_rank: int | None = None,
     stream: bool = False,
@@ -86,10 +107,12 @@ def read_request(
         ConstraintError: a structural tag is invalid or not supported.
     """
     _refuse_unsupported_fields(unsupported)
+    _read_kv_hints(kv_hints)
     if (prompt is None) == (input_ids is None):
         raise ParameterError("prompt", "exactly one of prompt and input_ids is needed.")
     prompts, is_list = _list_text_prompts(prompt) if input_ids is None else _ids(input_ids)
     count = len(prompts)
+    _one_value_per_prompt("kv_hints", kv_hints, count)
     params = _one_value_per_prompt(
         "sampling_params", {} if sampling_params is None else sampling_params, count
     )
@@ -177,6 +200,28 @@ def unused_logprob_fields(fields: Mapping[str, object]) -> list[str]:
     return unused
 
 
+def unused_kv_hints(kv_hints: object) -> list[str]:
+    """Returns the kinds of hints of a request that have no effect. These are all of them, because
+    none is known here: the engine knows from programs what is needed again.
+
+    Raises:
+        ParameterError: the hints are not in SGLang's envelope.
+    """
+    return [
+        f"kv_hints ({action.action_type})"
+        for envelope in _read_kv_hints(kv_hints)
+        for action in envelope.actions
+    ]
+
+
+def _read_kv_hints(kv_hints: object) -> list[KvHints]:
+    if isinstance(kv_hints, list | tuple):
+        given = {f"kv_hints[{i}]": each for i, each in enumerate(kv_hints) if each}
+    else:
+        given = {"kv_hints": kv_hints} if kv_hints else {}
+    return [convert(each, KvHints, where) for where, each in given.items()]
+
+
 def _refuse_unsupported_fields(others: Mapping[str, object]) -> None:
     """Raises ParameterError if a field is unknown, or is set and not supported."""
     for name, value in others.items():
@@ -193,7 +238,7 @@ _UNSUPPORTED = frozenset((
     "mm_hashes", "mm_content_hashes",
     "require_reasoning", "routed_experts_start_len", "bootstrap_host",
     "bootstrap_port", "bootstrap_room", "disagg_prefill_dp_rank",
-    "external_trace_header", "session_params", "session_id", "kv_hints", "kv_router_hint", "input_embeds",
+    "external_trace_header", "session_params", "session_id", "kv_router_hint", "input_embeds",
 ))  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from tests.effects.fields.case import (
     differs,
     has,
     refused,
+    reported,
     streams,
     uses_its_own_cache,
 )
@@ -25,6 +26,11 @@ from tests.waiting import until
 GREEDY = {"temperature": 0, "max_new_tokens": 4}
 SCORED = {"return_logprob": True}
 LONG = "abcdefgh" * 8
+HINTS = {
+    "protocol_version": "1",
+    "message_id": "m",
+    "actions": [{"action_id": "1", "action_type": "retain", "action_version": "1"}],
+}
 STRINGS = '{"type": "array", "items": {"type": "string"}}'
 
 
@@ -129,6 +135,7 @@ GENERATE = {
     "return_hidden_states": Case(True, has("meta_info.hidden_states"), server="mixture"),
     "lora_path": Case("one", differs("output_ids"), server="mixture"),
     "rid": Case("mine", at("meta_info.id", "mine")),
+    "kv_hints": Case(HINTS, reported("kv_hints (retain)")),
     "priority": Case(5, goes_first, server="queue"),
     "image_data": Case("data:image/png;base64,AAAA", refused(word="image")),
     "video_data": Case("data:video/mp4;base64,AAAA", refused(word="video")),
