@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, Literal
 
+import httpx2
 import msgspec
 
 from sglang_lite.lang.argument_names import explains_wrong_arguments
@@ -26,6 +27,7 @@ from sglang_lite.lang.backend.profiles.profile import (
     profile_by_name,
 )
 from sglang_lite.lang.backend.remote.backend import RemoteBackend
+from sglang_lite.lang.backend.remote.builtin_clients import parse_answer
 from sglang_lite.lang.backend.remote.connection import (
     Connector,
     sdk_client_factory,
@@ -193,15 +195,11 @@ class OpenAI(RemoteBackend):
         )
 
     async def decide(self, prompt: Prompt, choices: Sequence[str]) -> Selection:
-        decisions = getattr(self.client(), "decisions", None)
-        if decisions is None:
-            raise BackendError(
-                f"{self._name}: the installed openai is too old for its decisions.",
-                hint="Install openai 3.51 or newer.",
-            )
         began = time.perf_counter()
         with self.errors.translate_errors():
-            response = await decisions.create(**decision_request(self.model_name, prompt, choices))
+            response = await _request_decision(
+                self.client(), decision_request(self.model_name, prompt, choices)
+            )
         return parse_decision(response, choices, self._name, time.perf_counter() - began)
 
 
@@ -215,6 +213,14 @@ def decision_request(model: str, prompt: Prompt, choices: Sequence[str]) -> dict
     options = [{"value": choice} for choice in choices]
     question = {"type": "choice", "instructions": _QUESTION, "choices": options}
     return {"model": model, "input": input_items(prompt.messages), "questions": [question]}
+
+
+async def _request_decision(client: Foreign, request: Mapping[str, Json]) -> Foreign:
+    """Calls the decisions endpoint. SDKs before 3.51 have no method for it."""
+    if hasattr(client, "decisions"):
+        return await client.decisions.create(**request)
+    response = await client.post("/decisions", body=request, cast_to=httpx2.Response)
+    return parse_answer(response.content)
 
 
 def parse_decision(
@@ -295,8 +301,6 @@ def kind_of_server(base_url: str, api_key: str | None) -> str | None:
     Args:
         base_url: address of the API as passed to an SDK, with or without "/v1" at its end.
     """
-    import httpx2
-
     root = base_url.rstrip("/").removesuffix("/v1")
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     with httpx2.Client(timeout=PATIENCE, headers=headers) as client:

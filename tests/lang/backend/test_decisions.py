@@ -51,6 +51,7 @@ def deciding(reply):
         backend.shutdown()
 
 
+@pytest.mark.usefixtures("either_client")
 def test_decisions_give_probabilities():
     with deciding(decided(cat=0.75, dog=0.25)) as (backend, came):
         state = choose.run(backend=backend)
@@ -83,12 +84,11 @@ def test_a_decision_that_is_none_is_an_error(reply, error):
         choose.run(backend=backend)["pet"]
 
 
-def test_an_sdk_without_decisions_is_named(monkeypatch):
+def test_an_sdk_without_decisions_calls_their_address(monkeypatch):
     monkeypatch.delattr(openai.AsyncOpenAI, "decisions")
-    with (
-        deciding(decided(cat=1.0, dog=0.0)) as (backend, came),
-        pytest.raises(sgl.BackendError, match="openai is too old") as caught,
-    ):
-        choose.run(backend=backend)["pet"]
-    assert not came
-    assert caught.value.hint == "Install openai 3.51 or newer."
+    with deciding(decided(cat=0.25, dog=0.75)) as (backend, came):
+        state = choose.run(backend=backend)
+        assert state["pet"] == "dog"
+    assert state.selection("pet").probs == pytest.approx({"dog": 0.75, "cat": 0.25})
+    ((path, body),) = came
+    assert (path, body["model"]) == ("/v1/decisions", "gpt-6-luna")

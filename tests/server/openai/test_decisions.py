@@ -4,11 +4,12 @@ import json
 import math
 
 import httpx2
-import openai
 import pytest
 
 from sglang_lite.protocol import Prompt, SamplingParams, Span
 from tests.server.conftest import TEMPLATE, serving
+
+openai = pytest.importorskip("openai", minversion="3.51", reason="its client has no decisions")
 
 TASK = "Answer a question about this in JSON, with exactly one of its choices."
 

@@ -84,6 +84,12 @@ class JsonFields(dict[str, Json]):
         return self
 
 
+def parse_answer(content: bytes) -> JsonFields:
+    """Parses an answer. What is not an object is returned as parsed."""
+    answer: JsonFields = json.loads(content, object_hook=JsonFields)
+    return answer
+
+
 class ResponseEvents:
     """Events of an answer that is still arriving. Leaving the `async with` block closes it."""
 
@@ -210,8 +216,7 @@ class _BuiltinClient:
             return ResponseEvents(response)
         if "json" not in response.headers.get("content-type", ""):
             return response.text
-        answer: JsonFields = json.loads(response.content, object_hook=JsonFields)
-        return answer
+        return parse_answer(response.content)
 
     async def _send_with_retries(
         self, path: str, body: Mapping[str, Json], *, stream: bool
