@@ -112,7 +112,7 @@ def _build_parser(arguments: Sequence[str]) -> tuple[CommandParser, Mapping[str,
     return parser, commands.choices
 
 
-def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
+def _add_serve_flags(parser: CommandParser) -> None:
     """Adds the flags of `serve`. The modules that define them are slow to import."""
     try:
         import uvicorn  # noqa: F401 # needed when the server starts
@@ -122,6 +122,7 @@ def _add_serve_flags(parser: argparse.ArgumentParser) -> None:
     except ModuleNotFoundError as error:
         raise _missing_packages_exit(error) from error
     flags.add_serve_flags(parser)
+    parser.unknown_note = flags.unknown_name_note()
     parser.add_argument(
         "--config",
         action=ConfigFile,

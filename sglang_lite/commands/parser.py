@@ -15,7 +15,12 @@ from typing import NoReturn
 class CommandParser(argparse.ArgumentParser):
     """Parser whose errors are one line. (argparse shows all flags first, for `serve` a hundred
     lines.)
+
+    Attributes:
+        unknown_note: sentence that ends the error about an unknown flag.
     """
+
+    unknown_note = ""
 
     def error(self, message: str) -> NoReturn:
         self.exit(
@@ -26,9 +31,11 @@ class CommandParser(argparse.ArgumentParser):
     def reject_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Exits with status 2 and a message that suggests the flag that was probably meant."""
         flags = re.findall(r"--[\w-]+", self.format_help())
-        self.error(
-            f"unrecognized arguments: {' '.join(unknown)}{suggest_near(unknown[0].partition('=')[0], flags)}"
+        near = suggest_near(unknown[0].partition("=")[0], flags)
+        note = (
+            f"{'' if near.endswith('?') else '.'} {self.unknown_note}" if self.unknown_note else ""
         )
+        self.error(f"unrecognized arguments: {' '.join(unknown)}{near}{note}")
 
 
 def suggest_near(word: str, known: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from types import NoneType
 from typing import (
@@ -691,8 +691,14 @@ class EngineConfig:
         """Creates a config from keywords. Raises ParameterError if a keyword or its value is
         invalid.
         """
+        EngineConfig.check_names(values)
+        return EngineConfig(**values)
+
+    @staticmethod
+    def check_names(names: Iterable[str]) -> None:
+        """Raises ParameterError if the config has no parameter of one of these names."""
         known = {field.name for field in fields(EngineConfig)}
-        for name in values:
+        for name in names:
             if name not in known:
                 if name in _OF_GENERATIONS:
                     hint = f"It belongs to a generation: gen({name}=…)."
@@ -702,7 +708,6 @@ class EngineConfig:
                     f"Did you mean {near[0]}=?" if near else f"It has: {', '.join(sorted(known))}."
                 )
                 raise ParameterError(name, "Engine has no such parameter.", hint=hint)
-        return EngineConfig(**values)
 
 
 def _allowed_values(hint: Any) -> tuple[UserValue, ...]:  # any type

@@ -25,6 +25,9 @@ from sglang_lite.server.sglang.server_args import (
     sglang_names_for_setting,
     translate_setting_value,
 )
+from sglang_lite.server.sglang.server_args import (
+    unknown_name_note as unknown_name_note,
+)
 
 _NOT_FLAGS = {
     "in_process",

@@ -5,16 +5,18 @@ equivalent setting of this engine, says why none is needed, or suggests an alter
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, make_dataclass
-from functools import lru_cache
+from functools import lru_cache, wraps
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.protocol.anything import UserValue
+from sglang_lite.protocol.anything import Json, UserValue
+from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.host import startup_messages
 
 # Other names of fields: SGLang's older ones, and those of its flags.
@@ -131,9 +133,20 @@ FLAG_OPTIONS: Mapping[str, dict[str, Any]] = {
 
 
 @lru_cache(maxsize=1)
+def _table() -> Mapping[str, Json]:
+    table: dict[str, Json] = json.loads(Path(__file__).with_name("server_args.json").read_text())
+    return table
+
+
+def unknown_name_note() -> str:
+    """Returns a sentence that says which SGLang's settings are known, for errors about others."""
+    return f"Of SGLang's settings, those of version {_table()['version']} are known."
+
+
+@lru_cache(maxsize=1)
 def server_args() -> Mapping[str, ServerArg]:
     """Returns all fields of ServerArgs, by name."""
-    table = json.loads(Path(__file__).with_name("server_args.json").read_text())
+    table = _table()
     found: dict[str, ServerArg] = {}
 
     def add(name: str, support: Any, setting: str, kind: str, *default: Any) -> None:
@@ -216,6 +229,7 @@ def translate_engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserV
         arg = server_args().get(OTHER_NAMES.get(name, name))
         if arg is None:
             ours = name
+            _check_own_setting(name)
         elif arg.support == "engine":
             if (value is None or arg.name in _OWN_DEFAULTS) and value == arg.default:
                 continue
@@ -242,6 +256,15 @@ def translate_engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserV
     if given.get("quantize_and_serve"):
         settings["quantization"] = _require_quantization_format(settings.get("quantization"))
     return settings
+
+
+def _check_own_setting(name: str) -> None:
+    """Raises ParameterError if the engine has no such setting, and none whose name is similar."""
+    try:
+        EngineConfig.check_names((name,))
+    except ParameterError as error:
+        error.hint = f"{error.hint} {unknown_name_note()}"
+        raise
 
 
 def _require_quantization_format(name: UserValue) -> UserValue:
@@ -298,4 +321,21 @@ def create_server_args_class(module: str) -> Any:  # a class whose fields no typ
         "ServerArgs", _fields(), bases=(_CommandLine,), namespace={"__doc__": _DOC}
     )
     made.__module__ = module
+    made.__init__ = _checks_names(made.__init__)
     return made
+
+
+def _checks_names(make: Callable[..., None]) -> Callable[..., None]:
+    """Decorates the constructor of a record of settings so that an unknown one is an error of
+    ours.
+    """
+
+    @wraps(make)
+    def call(self: object, *args: UserValue, **settings: UserValue) -> None:
+        for name in settings.keys() - server_args().keys():
+            near = difflib.get_close_matches(name, server_args(), n=1)
+            hint = f"Did you mean {near[0]}=?" if near else unknown_name_note()
+            raise ParameterError(name, "ServerArgs has no such field.", hint=hint)
+        make(self, *args, **settings)
+
+    return call

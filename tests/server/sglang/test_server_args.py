@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import sglang_lite as sgl
+from sglang_lite import cli
 from sglang_lite.server import flags
 from sglang_lite.server.sglang.server_args import server_args, translate_engine_settings
 from tests.server.sglang.server_args_table import table
@@ -217,7 +218,7 @@ def test_a_record_of_all_fields_is_taken():
     assert settings.pop("is_embedding") is False  # Engine's own
     assert sgl.EngineConfig.make(**settings).model == "a/model"
     assert pickle.loads(pickle.dumps(args)) == args
-    with pytest.raises(TypeError):
+    with pytest.raises(sgl.ParameterError, match="nothing"):
         sgl.ServerArgs("a/model", nothing=1)
     with pytest.raises(TypeError):
         sgl.ServerArgs()
@@ -255,3 +256,16 @@ def test_the_servers_command_takes_what_changes_nothing_and_hides_it():
     _, engine, _ = flags.read_serve_flags(parser.parse_args(["--model", "m", "--dcp-size", "2"]))
     with pytest.raises(sgl.ParameterError, match="dcp_size: 2 is not supported"):
         translate_engine_settings(engine)
+
+
+def test_a_setting_of_a_newer_sglang_is_refused_with_the_version_that_is_known(capsys):
+    known = r"settings, those of version \d+\.\d+\.\d+ are known\."
+    with pytest.raises(sgl.ParameterError, match=rf"^brand_new_flag: .*{known}"):
+        sgl.Engine(model_path="m", brand_new_flag=3)
+    with pytest.raises(sgl.ParameterError, match=rf"^brand_new_flag: .*{known}"):
+        sgl.ServerArgs(model_path="m", brand_new_flag=3)
+    with pytest.raises(sgl.ParameterError, match=r"^tp_siz: .* Did you mean tp_size=\?"):
+        sgl.ServerArgs(model_path="m", tp_siz=2)
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--brand-new-flag", "3"])
+    assert re.search(known, capsys.readouterr().err)
