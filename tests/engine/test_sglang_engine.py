@@ -56,6 +56,8 @@ def test_hints_for_caches_change_no_answer_and_are_told_of(here):
         here.generate("abc", GREEDY, kv_hints={"a": 1})
     with pytest.raises(sgl.ParameterError, match=r"kv_hints\[1\].actions\[0\]"):
         here.generate(["a", "b"], GREEDY, kv_hints=[None, {**hints, "actions": [{}]}])
+    with pytest.raises(sgl.ParameterError, match="kv_hints: is a list for one prompt"):
+        here.generate("a", GREEDY, kv_hints=[hints])
     with pytest.raises(sgl.ParameterError, match="kv_hints: 1 entries for 2 prompts"):
         here.generate(["a", "b"], GREEDY, kv_hints=[hints])
 

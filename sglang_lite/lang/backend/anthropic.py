@@ -112,7 +112,7 @@ class Anthropic(RemoteBackend):
                 make,
                 sdk_error_getter("AnthropicError"),
                 existing_client=client,
-                oldest=2,
+                major=2,
             ),
             resolve_profile(profile, "anthropic", model_name),
             policy,
@@ -194,6 +194,7 @@ class RepeatedWhitespace:
 # for generations that set none, like other backends; the API requires the field
 DEFAULT_MAX_TOKENS = 128
 MIN_THINKING = 1_024  # smallest token limit for thinking that the API accepts
+_SAMPLERS = frozenset({"temperature", "top_p", "top_k"})  # which later versions of the API refuse
 _IMAGES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 
@@ -232,6 +233,8 @@ def request_arguments(request: ApiRequest) -> dict[str, Json]:
         )
     # The SDK has no keyword for parameters that only older models accept.
     arguments |= own | ({"extra_body": extra} if extra else {}) | _answer_format_fields(request)
+    if not _SAMPLERS.isdisjoint(extra):
+        arguments["extra_headers"] = {"anthropic-version": "2023-06-01"}
     return (
         with_cache_control(arguments, request.prompt) if request.target.cache_hints else arguments
     )
@@ -380,6 +383,8 @@ class MessagesReader(ApiReader):
                 return self._add_delta(event.delta, self._first + event.index)
             case "message_delta":
                 self._end_message(event)
+            case "error":
+                self.failure = str(getattr(event, "message", None) or "no reason is given")
         return ()
 
     def _add_delta(self, delta: Any, index: int) -> Sequence[Delta]:

@@ -166,7 +166,7 @@ class OpenAI(RemoteBackend):
                 make,
                 sdk_error_getter("OpenAIError"),
                 existing_client=client,
-                oldest=3,
+                major=3,
             ),
             find_with_api,
             policy,
@@ -200,7 +200,8 @@ class OpenAI(RemoteBackend):
             response = await _request_decision(
                 self.client(), decision_request(self.model_name, prompt, choices)
             )
-        return parse_decision(response, choices, self._name, time.perf_counter() - began)
+        with self.errors.report_unreadable_answer():
+            return parse_decision(response, choices, self._name, time.perf_counter() - began)
 
 
 _QUESTION = "Which of these texts is what the assistant says next?"

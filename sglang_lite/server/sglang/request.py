@@ -112,6 +112,8 @@ def read_request(
         raise ParameterError("prompt", "exactly one of prompt and input_ids is needed.")
     prompts, is_list = _list_text_prompts(prompt) if input_ids is None else _ids(input_ids)
     count = len(prompts)
+    if isinstance(kv_hints, list | tuple) and not is_list:
+        raise ParameterError("kv_hints", "is a list for one prompt.", hint="Give one envelope.")
     _one_value_per_prompt("kv_hints", kv_hints, count)
     params = _one_value_per_prompt(
         "sampling_params", {} if sampling_params is None else sampling_params, count

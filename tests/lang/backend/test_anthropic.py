@@ -465,6 +465,15 @@ def test_failures_say_what_the_provider_said_and_what_to_do(api, claude, reply, 
     assert "secret" not in "".join(traceback.format_exception(caught.value))
 
 
+def test_parameters_that_later_versions_of_the_api_refuse_go_to_the_earlier_one(api, claude):
+    api.answers = [said("x")]
+    ask(claude("claude-haiku-4-5"), temperature=0.5)
+    assert api.last["temperature"] == 0.5
+    assert api.requests[-1].headers["anthropic-version"] == "2023-06-01"
+    ask(claude("claude-haiku-4-5"))
+    assert api.requests[-1].headers["anthropic-version"] == "2026-10-21"
+
+
 def test_failed_requests_are_tried_again(api, claude):
     soon = {"Retry-After": "0.01"}
     api.answers = [failure(429, "Slow down", **soon), failure(529, "Busy", **soon), said("done")]

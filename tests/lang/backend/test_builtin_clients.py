@@ -1,19 +1,24 @@
 """The clients that backends use where no SDK is installed: what they need, send and refuse."""
 
+import asyncio
+import contextlib
 import importlib.metadata
 import subprocess
 import sys
 from socketserver import StreamRequestHandler
 
+import httpx2
 import pytest
+from anthropic._constants import ANTHROPIC_API_VERSION
 from anthropic_answers import said as claude_said
-from api_server import Drop
+from api_server import Drop, Hold, Reply
 from hidden_sdks import hide_sdks
 from openai_answers import ask, failure, said, streamed
 
 import sglang_lite as sgl
 from sglang_lite.lang.backend.anthropic import Anthropic
 from sglang_lite.lang.backend.openai import OpenAI
+from sglang_lite.lang.concurrency.loop import executor
 from sglang_lite.testing import http
 
 
@@ -82,24 +87,67 @@ def test_keys_accounts_and_headers_are_sent(api, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "header", "value"),
+    ("options", "value"),
     [
-        ({"api_key": "key-1"}, "x-api-key", "key-1"),
-        ({"auth_token": "token-1"}, "authorization", "Bearer token-1"),
-        ({}, "x-api-key", "key-of-environment"),
+        ({"api_key": "key-1"}, "Bearer key-1"),
+        ({"auth_token": "token-1"}, "Bearer token-1"),
+        ({}, "Bearer key-of-environment"),
     ],
 )
-def test_claude_gets_a_key_or_a_token(api, monkeypatch, options, header, value):
+def test_claude_gets_a_key_or_a_token(api, monkeypatch, options, value):
     monkeypatch.setenv("ANTHROPIC_API_KEY", "key-of-environment")
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "")
     monkeypatch.setenv("ANTHROPIC_BASE_URL", api.url)
+    monkeypatch.setenv("ANTHROPIC_CUSTOM_HEADERS", "X-Team: a\n\nX-Other:b")
     api.answers = [claude_said("x")]
     backend = Anthropic("claude-haiku-4-5", **options)
     assert ask(backend) == "x"
     backend.shutdown()
     headers = api.requests[0].headers
-    assert headers[header] == value
-    assert headers["anthropic-version"] == "2023-06-01"
-    assert ("x-api-key" in headers) != ("authorization" in headers)
+    assert headers["authorization"] == value
+    assert headers["anthropic-version"] == ANTHROPIC_API_VERSION
+    assert (headers["x-team"], headers["x-other"]) == ("a", "b")
+
+
+def test_an_empty_key_of_the_environment_is_none(monkeypatch):
+    monkeypatch.setenv("ANTHROPIC_API_KEY", "")
+    monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "")
+    with pytest.raises(sgl.ParameterError, match="api_key: no key is given"):
+        Anthropic("claude-haiku-4-5")
+    with pytest.raises(sgl.ParameterError, match="auth_token: api_key is given, too"):
+        Anthropic("claude-haiku-4-5", api_key="a", auth_token="b")
+
+
+@pytest.mark.parametrize("status", [302, 307])
+@pytest.mark.parametrize("kind", [OpenAI, Anthropic])
+def test_a_key_is_not_sent_on_to_another_host(api, kind, status):
+    with sgl.server_for_tests() as other:
+        other.answers = lambda request: said("x")
+        api.answers = [Reply("", status, {"Location": f"{other.url}/v1/x"})]
+        backend = kind(
+            "claude-haiku-4-5", api_key="key-secret-0123", base_url=api.url, max_retries=0
+        )
+        with contextlib.suppress(sgl.SglError):
+            ask(backend)
+        backend.shutdown()
+    assert len(other.requests) == 1
+    assert "key-secret-0123" not in str(other.requests[0].headers)
+
+
+def test_an_answer_of_another_content_type_is_read(api, openai):
+    body = said("x").body.to_json()
+    for kind in ("text/plain", "application/JSON"):
+        api.answers = [Reply(body, headers={"Content-Type": kind})]
+        assert ask(openai()) == "x"
+
+
+def test_a_client_of_ones_own_is_used_with_its_timeout(api):
+    api.answers = [Hold()]
+    client = httpx2.AsyncClient(timeout=0.2)
+    backend = OpenAI("gpt-4o", api_key="k", base_url=api.url, http_client=client, max_retries=0)
+    with pytest.raises(sgl.RequestTimeoutError):
+        ask(backend)
+    asyncio.run_coroutine_threadsafe(client.aclose(), executor().loop).result()
 
 
 @pytest.mark.parametrize(
@@ -157,7 +205,13 @@ def test_calls_in_a_row_share_a_connection(api, openai, monkeypatch, streams):
         ({"timeout": "5"}, "timeout: '5' is not a number of seconds"),
         ({"base_url": "ftp://x"}, "base_url: 'ftp://x' is not an address"),
         ({"is_azure": True}, r"is_azure: Azure needs OpenAI's SDK.*sglang-lite\[openai\]"),
-        ({"client": object()}, "client: no SDK is installed that has such an AsyncOpenAI"),
+        (
+            {"client": object()},
+            "client: no SDK of a version that works here is installed, for AsyncOpenAI",
+        ),
+        ({"api_key": "key\n"}, "api_key: it has blanks, line ends"),
+        ({"http_client": 5}, "http_client: int is not an httpx2.AsyncClient"),
+        ({"base_url": "http://x/v1?a=1"}, "base_url: an address with a query"),
     ],
 )
 def test_what_only_an_sdk_can_do_is_refused_by_name(options, message):
@@ -166,8 +220,18 @@ def test_what_only_an_sdk_can_do_is_refused_by_name(options, message):
         OpenAI("gpt-4o", **given)
 
 
-@pytest.mark.parametrize(("version", "agent"), [("99.0", "AsyncOpenAI/"), ("2.9", "sglang-lite/")])
-def test_an_installed_sdk_is_used_if_it_is_new_enough(api, openai, monkeypatch, version, agent):
+@pytest.mark.parametrize(
+    ("version", "agent"),
+    [
+        ("3.99", "AsyncOpenAI/"),
+        ("2.9", "sglang-lite/"),
+        ("4.0", "sglang-lite/"),
+        ("odd", "sglang-lite/"),
+    ],
+)
+def test_an_installed_sdk_is_used_if_it_has_the_right_version(
+    api, openai, monkeypatch, version, agent
+):
     monkeypatch.setattr(importlib.metadata, "version", lambda package: version)
     api.answers = [said("x")]
     ask(openai())

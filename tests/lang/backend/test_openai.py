@@ -254,6 +254,13 @@ def test_failures_say_what_the_provider_said_and_what_to_do(api, openai, reply, 
     assert isinstance(caught.value, sgl.OverloadedError) == (error is sgl.OverloadedError)
 
 
+def test_a_key_is_not_shown_with_the_line_end_that_it_was_read_with(openai):
+    with pytest.raises(sgl.SglError) as caught:
+        ask(openai(api_key="sk-secret-0123456789\n"))
+    shown = "".join(traceback.format_exception(caught.value))
+    assert "sk-secret" not in shown.replace('api_key="sk-secret-0123456789', "")
+
+
 def test_failed_requests_are_tried_again(api, openai):
     soon = {"Retry-After": "0.01"}
     api.answers = [

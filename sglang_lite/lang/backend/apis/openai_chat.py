@@ -167,7 +167,8 @@ class ChatReader(ApiReader):
         """Returns the delta of a choice, for a stream. Adds refusal, reasoning and tool calls to
         the sample.
         """
-        message = getattr(choice, "message", None) or choice.delta
+        message = getattr(choice, "message", None)
+        message = choice.delta if message is None else message
         sample.refusal += getattr(message, "refusal", None) or ""
         # Compatible servers report reasoning under one of these names.
         thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)

@@ -10,22 +10,26 @@ import asyncio
 import json
 import os
 import random
+import re
+import ssl
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from types import SimpleNamespace
 from typing import Final
 
+import anyio
 import httpx2
 
 from sglang_lite.lang.backend.http.client import EventReader, split_address
 from sglang_lite.lang.backend.http.rate_limit import retry_after
-from sglang_lite.protocol import ParameterError
+from sglang_lite.protocol import UNSET, ParameterError, Unset
 from sglang_lite.protocol.anything import Foreign, Json
 from sglang_lite.version import __version__
 
 # Like the SDKs' defaults.
 _TIMEOUT: Final = httpx2.Timeout(600, connect=5)
+_HTTPX_TIMEOUT: Final = httpx2.Timeout(5)  # of a client that was given none
 _MAX_RETRIES: Final = 2
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 8.0
@@ -33,9 +37,10 @@ _LONGEST_RETRY_AFTER_S: Final = 120.0  # a call that would have to wait longer f
 
 _LAST_BYTES_S: Final = 0.1  # to read what follows the last event, so that the connection is reused
 _RETRIED: Final = frozenset({408, 409, 429})  # statuses below 500 that are worth another try
-_ANTHROPIC_VERSION: Final = "2023-06-01"
+_ANTHROPIC_VERSION: Final = "2026-10-21"  # as Anthropic's SDK 2 sends
 _ARGUMENTS: Final = (
-    "api_key, base_url, timeout, max_retries, default_headers, default_query or http_client"
+    "api_key, base_url, timeout, max_retries, default_headers, default_query, http_client, organization and project "
+    "of OpenAI, or auth_token of Anthropic"
 )
 
 
@@ -69,7 +74,12 @@ class APITimeoutError(APIConnectionError):
 
 
 OpenAIError = AnthropicError = ApiError
-DefaultAsyncHttpxClient = partial(httpx2.AsyncClient, follow_redirects=True)
+DefaultAsyncHttpxClient = partial(
+    httpx2.AsyncClient,
+    follow_redirects=True,
+    timeout=_TIMEOUT,
+    limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100),
+)
 
 
 class JsonFields(dict[str, Json]):
@@ -85,9 +95,20 @@ class JsonFields(dict[str, Json]):
 
 
 def parse_answer(content: bytes) -> JsonFields:
-    """Parses an answer. What is not an object is returned as parsed."""
-    answer: JsonFields = json.loads(content, object_hook=JsonFields)
+    """Parses an answer. What is not an object is returned as parsed.
+
+    Raises:
+        ApiError: the answer is not JSON.
+    """
+    answer: JsonFields = _parse_json(content, "the answer")
     return answer
+
+
+def _parse_json(data: bytes | str, what: str) -> Json:
+    try:
+        return json.loads(data, object_hook=JsonFields)
+    except (ValueError, RecursionError) as error:
+        raise ApiError(f"{what} is not JSON ({error})") from error
 
 
 class ResponseEvents:
@@ -118,13 +139,13 @@ class ResponseEvents:
 
 
 async def _read_to_end(chunks: AsyncIterator[bytes]) -> None:
-    """Reads what follows the last event. Gives up soon: this only saves the connection."""
-    try:
+    """Reads what follows the last event. Gives up soon, and at any error: the answer is complete,
+    and this only saves the connection.
+    """
+    with suppress(Exception):
         async with asyncio.timeout(_LAST_BYTES_S):
             async for _ in chunks:
                 pass
-    except (TimeoutError, httpx2.HTTPError):
-        pass
 
 
 def _parse_event(data: str) -> JsonFields:
@@ -133,13 +154,12 @@ def _parse_event(data: str) -> JsonFields:
     Raises:
         ApiError: the event reports that the answer failed.
     """
-    event = json.loads(data, object_hook=JsonFields)
-    if not isinstance(event, dict):
+    event = _parse_json(data, "an event")
+    if not isinstance(event, JsonFields):
         raise ApiError(f"an event is no JSON object, but {data[:200]}")
-    failure = event.get("error")
-    if failure:
-        raise ApiError("an event reports a failure", body=failure)
-    return JsonFields(event)
+    if event.error:
+        raise ApiError("an event reports a failure", body=event.error)
+    return event
 
 
 class _BuiltinClient:
@@ -149,8 +169,9 @@ class _BuiltinClient:
         package: name of the SDK's package.
         base_url: address of the API.
         headers: headers of the API's own, such as the one with the key.
-        http_client, timeout, max_retries, default_headers, default_query: arguments of the SDK's
-            client, with the same meanings.
+        http_client, max_retries, default_headers, default_query: arguments of the SDK's client,
+            with the same meanings.
+        timeout: the same; if left out, that of `http_client` unless it is httpx's default.
         of_sdk: arguments that are unknown here.
 
     Attributes:
@@ -167,7 +188,7 @@ class _BuiltinClient:
         headers: Mapping[str, str],
         *,
         http_client: httpx2.AsyncClient,
-        timeout: float | httpx2.Timeout | None = _TIMEOUT,
+        timeout: float | httpx2.Timeout | Unset | None = UNSET,
         max_retries: int = _MAX_RETRIES,
         default_headers: Mapping[str, str] | None = None,
         default_query: Mapping[str, Json] | None = None,
@@ -184,24 +205,48 @@ class _BuiltinClient:
             raise ParameterError(
                 "max_retries", f"{max_retries!r} is not a number of retries.", hint="Use 0 or more."
             )
-        if not isinstance(timeout, int | float | httpx2.Timeout | None):
+        if not isinstance(timeout, int | float | httpx2.Timeout | Unset | None):
             raise ParameterError(
                 "timeout", f"{timeout!r} is not a number of seconds.", hint="Use one, or None."
             )
-        split_address(str(base_url))
+        if not isinstance(http_client, httpx2.AsyncClient):
+            raise ParameterError(
+                "http_client",
+                f"{type(http_client).__name__} is not an httpx2.AsyncClient.",
+                hint="Give one, or leave it out.",
+            )
+        address = split_address(str(base_url))
+        if address.query or address.fragment:
+            raise ParameterError(
+                "base_url",
+                "an address with a query or fragment has no place for the path of a call.",
+                hint="Use default_query= for a query.",
+            )
         self.base_url = httpx2.URL(str(base_url).rstrip("/") + "/")
         self._http = http_client
+        if isinstance(timeout, Unset):
+            own = http_client.timeout
+            timeout = _TIMEOUT if own == _HTTPX_TIMEOUT else own
         self._timeout = timeout
         self._max_retries = max_retries
-        named = {"User-Agent": f"sglang-lite/{__version__}", "Content-Type": "application/json"}
-        self._headers = {**named, **headers, **(default_headers or {})}
+        named = {
+            "User-Agent": f"sglang-lite/{__version__}",
+            "Accept": "application/json",
+            "Content-Type": "application/json",
+        }
+        custom = _headers_from_environment(f"{package.upper()}_CUSTOM_HEADERS")
+        self._headers = {**named, **headers, **custom, **(default_headers or {})}
         self._query = dict(default_query or {})
 
     async def close(self) -> None:
         await self._http.aclose()
 
     async def _call(
-        self, path: str, extra_body: Mapping[str, Json] | None = None, **fields: Json
+        self,
+        path: str,
+        extra_body: Mapping[str, Json] | None = None,
+        extra_headers: Mapping[str, str] | None = None,
+        **fields: Json,
     ) -> JsonFields | ResponseEvents | str:
         """Makes a call. Returns its answer, or a stream of its events if the field `stream` is
         true. An answer that is not JSON is returned as text.
@@ -211,22 +256,25 @@ class _BuiltinClient:
         """
         body = {**fields, **(extra_body or {})}
         streams = bool(body.get("stream"))
-        response = await self._send_with_retries(path, body, stream=streams)
+        response = await self._send_with_retries(path, body, extra_headers or {}, stream=streams)
         if streams:
             return ResponseEvents(response)
-        if "json" not in response.headers.get("content-type", ""):
+        try:
+            return parse_answer(response.content)
+        except ApiError:
+            if "json" in response.headers.get("content-type", ""):
+                raise
             return response.text
-        return parse_answer(response.content)
 
     async def _send_with_retries(
-        self, path: str, body: Mapping[str, Json], *, stream: bool
+        self, path: str, body: Mapping[str, Json], headers: Mapping[str, str], *, stream: bool
     ) -> httpx2.Response:
         content = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         encoded = content.encode()
         retried = 0
         while True:
             try:
-                return await self._send_once(path, encoded, stream=stream)
+                return await self._send_once(path, encoded, headers, stream=stream)
             except ApiError as error:
                 if retried == self._max_retries or not _is_worth_retrying(error):
                     raise
@@ -234,13 +282,15 @@ class _BuiltinClient:
             retried += 1
             await asyncio.sleep(pause)
 
-    async def _send_once(self, path: str, content: bytes, *, stream: bool) -> httpx2.Response:
+    async def _send_once(
+        self, path: str, content: bytes, headers: Mapping[str, str], *, stream: bool
+    ) -> httpx2.Response:
         try:
             request = self._http.build_request(
                 "POST",
                 self.base_url.join(path),
                 content=content,
-                headers=self._headers,
+                headers={**self._headers, **headers},
                 params=self._query or None,
                 timeout=self._timeout,
             )
@@ -251,7 +301,7 @@ class _BuiltinClient:
                 await response.aread()
         except httpx2.TimeoutException as error:
             raise APITimeoutError("the request timed out") from error
-        except httpx2.TransportError as error:
+        except (httpx2.RequestError, ssl.SSLError, anyio.EndOfStream) as error:
             raise APIConnectionError("the connection failed") from error
         raise _response_error(response)
 
@@ -260,7 +310,7 @@ def _response_error(response: httpx2.Response) -> ApiError:
     """Makes the error for a response that reports a failure."""
     try:
         body = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return ApiError(response.text or f"HTTP {response.status_code}", response=response)
     # OpenAI's SDK passes the object on, Anthropic's the whole body; both are understood.
     return ApiError(f"HTTP {response.status_code}", body=body, response=response)
@@ -285,7 +335,9 @@ def _pause_before_retry(error: ApiError, retried: int) -> float:
     asked = None if error.response is None else retry_after(error.response.headers)
     if asked:
         return asked
-    return min(_FIRST_PAUSE_S * 2.0**retried, _LONGEST_PAUSE_S) * random.uniform(0.75, 1.0)
+    return min(_FIRST_PAUSE_S * 2.0 ** min(retried, 10), _LONGEST_PAUSE_S) * random.uniform(
+        0.75, 1.0
+    )
 
 
 def _validate_key(key: object) -> str:
@@ -300,7 +352,20 @@ def _validate_key(key: object) -> str:
             f"{type(key).__name__} is not a text.",
             hint="Give a str. Functions that return keys need the provider's SDK.",
         )
+    if not re.fullmatch(r"[!-~]+", key):
+        raise ParameterError(
+            "api_key",
+            "it has blanks, line ends or other characters that a header can't have.",
+            hint="Strip it: a key that is read from a file often ends with a line end.",
+        )
     return key
+
+
+def _headers_from_environment(variable: str) -> dict[str, str]:
+    """Reads headers from an environment variable, one in each line, as the SDKs do."""
+    lines = os.environ.get(variable, "").splitlines()
+    pairs = (line.partition(":") for line in lines if ":" in line)
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 class AsyncOpenAI(_BuiltinClient):
@@ -381,14 +446,21 @@ class AsyncAnthropic(_BuiltinClient):
         base_url: str | None = None,
         **options: Foreign,
     ) -> None:
-        given = api_key is not None or auth_token is not None
-        self.api_key = api_key if given else os.environ.get("ANTHROPIC_API_KEY")
-        self.auth_token = auth_token if given else os.environ.get("ANTHROPIC_AUTH_TOKEN")
+        if api_key is not None and auth_token is not None:
+            raise ParameterError(
+                "auth_token", "api_key is given, too.", hint="Give one of the two."
+            )
+        if api_key is None and auth_token is None:
+            api_key = os.environ.get("ANTHROPIC_API_KEY") or None
+            if api_key is None:
+                auth_token = os.environ.get("ANTHROPIC_AUTH_TOKEN") or None
+        self.api_key = api_key
+        self.auth_token = auth_token
         headers = {"anthropic-version": _ANTHROPIC_VERSION}
-        if self.api_key is not None:
-            headers["X-Api-Key"] = _validate_key(self.api_key)
-        elif self.auth_token is not None:
-            headers["Authorization"] = f"Bearer {_validate_key(self.auth_token)}"
+        key = auth_token if api_key is None else api_key
+        if key is not None:
+            # Not X-Api-Key, which HTTP libraries pass on to other hosts at a redirect.
+            headers["Authorization"] = f"Bearer {_validate_key(key)}"
         address = base_url or os.environ.get("ANTHROPIC_BASE_URL") or "https://api.anthropic.com"
         super().__init__("anthropic", address, headers, **options)
         self.messages = SimpleNamespace(create=partial(self._call, "v1/messages"))

@@ -16,7 +16,6 @@ from contextlib import (
     AsyncExitStack,
     aclosing,
     asynccontextmanager,
-    contextmanager,
     suppress,
 )
 from dataclasses import asdict, dataclass
@@ -150,8 +149,9 @@ class ApiClient:
                     await account.await_counting_requests(create(**arguments, **api.streamed))
                 ) as events:
                     async for event in events:
-                        with self._reports_unreadable_answer():
+                        with self.errors.report_unreadable_answer():
                             deltas = reader.read_event(event)
+                            "".join(delta.text + delta.reasoning for delta in deltas)
                         for delta in deltas:
                             first = first or time.perf_counter() - began
                             if stream and (delta.text or delta.reasoning):
@@ -162,7 +162,7 @@ class ApiClient:
                     raise self.errors.unreadable_response_error(
                         f"the answer is not JSON, but {shorten_message(response)[:200] or 'empty'}"
                     )
-                with self._reports_unreadable_answer():
+                with self.errors.report_unreadable_answer():
                     reader.read_whole_answer(response)
             account.answered += 1
             if not reader.paused:
@@ -175,18 +175,6 @@ class ApiClient:
         reader.meta |= {"waited_s": waited} if waited else {}
         times = {"first_token_s": first, "total_s": time.perf_counter() - began}
         reader.usage = msgspec.structs.replace(reader.usage, **times)
-
-    @contextmanager
-    def _reports_unreadable_answer(self) -> Iterator[None]:
-        """Reports fields of an answer that are missing or have the wrong types as an error of the
-        server.
-        """
-        try:
-            yield
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise self.errors.unreadable_response_error(
-                f"the answer can't be read ({type(error).__name__}: {error})"
-            ) from error
 
     def _finish_samples(
         self, reader: ApiReader, request: ApiRequest, *, constrained: bool

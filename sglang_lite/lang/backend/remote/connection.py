@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import importlib.metadata
+import re
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,8 +43,8 @@ class Connector:
             connections.
         existing_client: client that the user has created and will close, or None.
         close: closes a client.
-        oldest: oldest major version of the SDK that works. Without it, or with an older one, the
-            built-in client is used. None if there is no built-in client for this SDK.
+        major: major version of the SDK that works. Without it, or with another one, the built-in
+            client is used. None if there is no built-in client for this SDK.
     """
 
     package: str
@@ -52,7 +53,7 @@ class Connector:
     errors: Callable[[Any], tuple[Errors, Errors, Errors]]
     existing_client: object = None
     close: Callable[[Any], Coroutine[Any, Any, object]] = lambda client: client.close()
-    oldest: int | None = None
+    major: int | None = None
 
 
 class ApiConnection:
@@ -141,17 +142,17 @@ class ApiConnection:
 
 
 def _import_sdk(backend: str, connector: Connector) -> Any:  # module
-    """Imports the SDK, or the built-in clients if the SDK is missing or too old.
+    """Imports the SDK, or the built-in clients if the SDK is missing or has another major version.
 
     Raises:
         BackendError: the SDK is missing, and there is no built-in client.
     """
-    if connector.oldest is not None and _installed_version(connector.package) < connector.oldest:
+    if connector.major not in (None, _installed_version(connector.package)):
         return builtin_clients
     try:
         return importlib.import_module(connector.package)
     except ImportError as error:
-        if connector.oldest is not None:
+        if connector.major is not None:
             return builtin_clients
         raise BackendError(
             f"{backend} needs the {connector.package} SDK.",
@@ -160,11 +161,13 @@ def _import_sdk(backend: str, connector: Connector) -> Any:  # module
 
 
 def _installed_version(package: str) -> int:
-    """Returns the major version of a package, or 0 if it is not installed."""
+    """Returns the major version of a package, or 0 if it is not installed or has no such version."""
     try:
-        return int(importlib.metadata.version(package).partition(".")[0])
+        version = str(importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
         return 0
+    found = re.match(r"(?:\d+!)?(\d+)", version)  # behind an epoch, if any
+    return int(found[1]) if found else 0
 
 
 async def _close_handle(handle: Handle) -> None:
@@ -203,8 +206,8 @@ def sdk_client_factory(
         if client is not None and sdk is builtin_clients:
             raise ParameterError(
                 "client",
-                f"no SDK is installed that has such an {kind}, or it is too old.",
-                hint="Install or upgrade the SDK (docs/backends.md has the versions), or give api_key= and base_url=.",
+                f"no SDK of a version that works here is installed, for {kind}.",
+                hint="Install the SDK (docs/backends.md has the versions), or give api_key= and base_url=.",
             )
         if client is not None and not isinstance(client, getattr(sdk, kind)):
             raise ParameterError(
@@ -214,7 +217,9 @@ def sdk_client_factory(
             )
         if client is not None and before is None:
             return client
-        if "http_client" in options:  # the limit does not see the headers of its answers
+        if (
+            options.get("http_client") is not None
+        ):  # the limit does not see the headers of its answers
             if before is not None:
                 raise BackendError(
                     "the connections of http_client= belong to another event loop or to the process before a fork, "
@@ -222,6 +227,7 @@ def sdk_client_factory(
                     hint="Make a new backend where it is used.",
                 )
             return explains_wrong_arguments(getattr(sdk, kind))(*args, **options)
+        rest = {name: value for name, value in options.items() if name != "http_client"}
         pool = pool_arguments(trust_env=trust_env)
         http = sdk.DefaultAsyncHttpxClient(
             event_hooks={"response": [hook]}, trust_env=trust_env, **pool
@@ -229,7 +235,7 @@ def sdk_client_factory(
         return (
             before.copy(http_client=http)
             if client is not None
-            else explains_wrong_arguments(getattr(sdk, kind))(*args, http_client=http, **options)
+            else explains_wrong_arguments(getattr(sdk, kind))(*args, http_client=http, **rest)
         )
 
     return make

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import ssl
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -71,7 +72,7 @@ class ErrorTranslator:
             raise self._translate_sdk_error(error) from self._shareable_cause(error)
         except httpx2.TimeoutException as error:
             raise self._timeout_error() from self._shareable_cause(error)
-        except httpx2.HTTPError as error:  # SDKs don't convert errors while an answer is read
+        except (httpx2.HTTPError, ssl.SSLError) as error:  # while an answer is read
             broken = self.unreadable_response_error(
                 f"the connection failed in the middle of the answer ({error})"
             )
@@ -81,6 +82,18 @@ class ErrorTranslator:
             raise self.unreadable_response_error(
                 f"the answer is not JSON ({error})"
             ) from self._shareable_cause(error)
+
+    @contextlib.contextmanager
+    def report_unreadable_answer(self) -> Iterator[None]:
+        """Reports fields of an answer that are missing or have wrong types as an error of the
+        server. For `with` blocks that read an answer.
+        """
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise self.unreadable_response_error(
+                f"the answer can't be read ({type(error).__name__}: {error})"
+            ) from error
 
     def unreadable_response_error(self, what: str) -> BackendError:
         """Makes the error for an answer that can't be read."""
@@ -103,10 +116,11 @@ class ErrorTranslator:
         )
 
     def redact_secrets(self, text: str) -> str:
-        """Removes the secrets from a text."""
+        """Removes the secrets from a text, also where it quotes them."""
         for secret in self.secrets():
             if secret and len(str(secret)) > 8:
-                text = text.replace(str(secret), "…")
+                for form in (str(secret), repr(str(secret))[1:-1], str(secret).strip()):
+                    text = text.replace(form, "…")
         return text
 
     def _shareable_cause(self, error: Exception) -> Exception | None:
