@@ -113,7 +113,7 @@ $(BIN)/python:
 
 $(VENV)/.core: pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (the first time takes a few minutes) …"
-	$(PIP) -e '.[cpu]' $(SHOWN)
+	$(PIP) -e '.[cpu]' 'torch<2.14' $(SHOWN)
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
