@@ -74,7 +74,10 @@ def test_keys_accounts_and_headers_are_sent(api, monkeypatch):
     monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
     api.answers = [said("x")]
     backend = OpenAI(
-        "gpt-4o", project="proj-2", default_headers={"X-Team": "a"}, default_query={"v": "3"}
+        "gpt-4o",
+        project="proj-2",
+        default_headers={"X-Team": "a", "user-agent": "mine"},
+        default_query={"v": "3"},
     )
     assert ask(backend) == "x"
     backend.shutdown()
@@ -84,6 +87,7 @@ def test_keys_accounts_and_headers_are_sent(api, monkeypatch):
     assert request.headers["openai-organization"] == "org-1"
     assert request.headers["openai-project"] == "proj-2"
     assert request.headers["x-team"] == "a"
+    assert request.headers["user-agent"] == "mine"
 
 
 @pytest.mark.parametrize(

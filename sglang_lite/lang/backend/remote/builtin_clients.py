@@ -34,7 +34,6 @@ _MAX_RETRIES: Final = 2
 _FIRST_PAUSE_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 8.0
 _LONGEST_RETRY_AFTER_S: Final = 120.0  # a call that would have to wait longer fails at once
-
 _LAST_BYTES_S: Final = 0.1  # to read what follows the last event, so that the connection is reused
 _RETRIED: Final = frozenset({408, 409, 429})  # statuses below 500 that are worth another try
 _ANTHROPIC_VERSION: Final = "2026-10-21"  # as Anthropic's SDK 2 sends
@@ -235,7 +234,7 @@ class _BuiltinClient:
             "Content-Type": "application/json",
         }
         custom = _headers_from_environment(f"{package.upper()}_CUSTOM_HEADERS")
-        self._headers = {**named, **headers, **custom, **(default_headers or {})}
+        self._headers = _merge_headers(named, headers, custom, default_headers or {})
         self._query = dict(default_query or {})
 
     async def close(self) -> None:
@@ -290,7 +289,7 @@ class _BuiltinClient:
                 "POST",
                 self.base_url.join(path),
                 content=content,
-                headers={**self._headers, **headers},
+                headers=_merge_headers(self._headers, headers),
                 params=self._query or None,
                 timeout=self._timeout,
             )
@@ -359,6 +358,14 @@ def _validate_key(key: object) -> str:
             hint="Strip it: a key that is read from a file often ends with a line end.",
         )
     return key
+
+
+def _merge_headers(*parts: Mapping[str, str]) -> httpx2.Headers:
+    """Merges headers, whose names may differ in case. Later ones replace earlier ones."""
+    merged = httpx2.Headers()
+    for part in parts:
+        merged.update(part)
+    return merged
 
 
 def _headers_from_environment(variable: str) -> dict[str, str]:
