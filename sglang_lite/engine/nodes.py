@@ -43,16 +43,47 @@ _NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError
 _AGAIN_S = 0.5  # between two attempts to reach node 0
 _LOOK_S = 1.0  # between two checks whether the engine has ended, or whether a silent rank computes
 _OF_ALL_NODES = (  # settings that affect how ranks load and compute; for others, rank 0's count
-    "nnodes", "dp_size", "tp_size", "ep_size", "pp_size", "ep_num_redundant_experts", "init_expert_location",
-    "enable_eplb", "expert_distribution_recorder_mode", "enable_layerwise_nvtx_marker",
-    "debug_tensor_dump_output_folder", "debug_tensor_dump_layers", "device", "dtype", "quantization", "load_format",
-    "context_length", "attention_backend", "cuda_graphs", "speculation", "draft_tokens", "original_logprobs",
-)  # fmt: skip
+    "nnodes",
+    "dp_size",
+    "tp_size",
+    "ep_size",
+    "pp_size",
+    "ep_num_redundant_experts",
+    "init_expert_location",
+    "enable_eplb",
+    "expert_distribution_recorder_mode",
+    "enable_layerwise_nvtx_marker",
+    "debug_tensor_dump_output_folder",
+    "debug_tensor_dump_layers",
+    "device",
+    "dtype",
+    "quantization",
+    "load_format",
+    "context_length",
+    "attention_backend",
+    "cuda_graphs",
+    "speculation",
+    "draft_tokens",
+    "original_logprobs",
+)
 _OF_ALL_REPLICAS = (  # settings that also affect the answers of replicas
-    "model_impl", "kv_dtype", "deterministic", "seed", "weight_version", "prefix_cache", "enable_lora",
-    "enable_memory_saver", "refuse_while_asleep", "enable_multimodal", "encoder_only", "language_only",
-    "enable_return_routed_experts", "enable_return_hidden_states", "special_tokens_in_roles", "constraint_backend",
-)  # fmt: skip
+    "model_impl",
+    "kv_dtype",
+    "deterministic",
+    "seed",
+    "weight_version",
+    "prefix_cache",
+    "enable_lora",
+    "enable_memory_saver",
+    "refuse_while_asleep",
+    "enable_multimodal",
+    "encoder_only",
+    "language_only",
+    "enable_return_routed_experts",
+    "enable_return_hidden_states",
+    "special_tokens_in_roles",
+    "constraint_backend",
+)
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt")
 _LAST_BYTES = 1 << 16  # trailing bytes of a weights file that are compared
 

@@ -181,16 +181,33 @@ def _convert_safety_settings(
 
 
 _NAMES = {  # our parameter names and the API's
-    "max_tokens": "max_output_tokens", "stop": "stop_sequences", "temperature": "temperature", "top_p": "top_p",
-    "top_k": "top_k", "n": "candidate_count", "seed": "seed", "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty", "return_logprob": "response_logprobs", "top_logprobs_num": "logprobs",
+    "max_tokens": "max_output_tokens",
+    "stop": "stop_sequences",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "n": "candidate_count",
+    "seed": "seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "return_logprob": "response_logprobs",
+    "top_logprobs_num": "logprobs",
     "thinking": "thinking",
-}  # fmt: skip
+}
 _CUT = "MAX_TOKENS"
-_REFUSED = frozenset({
-    "SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY",
-    "IMAGE_PROHIBITED_CONTENT", "IMAGE_RECITATION",
-})  # fmt: skip
+_REFUSED = frozenset(
+    {
+        "SAFETY",
+        "RECITATION",
+        "LANGUAGE",
+        "BLOCKLIST",
+        "PROHIBITED_CONTENT",
+        "SPII",
+        "IMAGE_SAFETY",
+        "IMAGE_PROHIBITED_CONTENT",
+        "IMAGE_RECITATION",
+    }
+)
 
 
 def request_arguments(request: ApiRequest) -> dict[str, Json]:
