@@ -213,7 +213,7 @@ class NodeListener:
                 self._changed.wait(_LOOK_S)
 
     def close(self) -> None:
-        """Ends the listener."""
+        """Stops the listener."""
         self._closed = True
 
     def _accept(self) -> None:

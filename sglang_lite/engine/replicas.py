@@ -357,7 +357,7 @@ class Replicas:
         self._calls.accepting_replicas()[0].call_soon(call)
 
     def close(self) -> None:
-        """Ends all processes."""
+        """Stops all processes."""
         self.disconnect()
         if not self.gate.is_forked_copy:
             self._calls.close()

@@ -488,7 +488,7 @@ def _schema_for_models(schema: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drop_title(schema: dict[str, Any]) -> None:
-    """Drops a schema's title, which no user wrote: it would cost tokens in every prompt."""
+    """Drops a schema's auto-generated title, which would cost tokens in every prompt."""
     schema.pop("title", None)
 
 

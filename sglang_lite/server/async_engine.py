@@ -125,7 +125,7 @@ class AsyncEngine:
         joined. Closing the generator before its end aborts the request.
 
         Raises:
-            SglError: as `Engine.submit`, or the request's last event.
+            SglError: for the same reasons as in `Engine.submit`, or because the request failed.
         """
         events: _EventQueue[Event] = _EventQueue(self._relay)
         remaining = request.samples
@@ -151,7 +151,7 @@ class AsyncEngine:
         """Runs a request and returns its generations, in the order of the samples.
 
         Raises:
-            SglError: as `generate`.
+            SglError: for the same reasons as in `generate`.
         """
         generations: list[Generation] = []
         async with contextlib.aclosing(self.generate(replace(request, stream=False))) as events:
@@ -167,7 +167,7 @@ class AsyncEngine:
         the request.
 
         Raises:
-            SglError: as `Engine.generate`.
+            SglError: for the same reasons as in `Engine.generate`.
         """
         events: _EventQueue[tuple[int, Event] | None] = _EventQueue(self._relay)
 
@@ -202,7 +202,8 @@ class AsyncEngine:
         """Scores a request's choices and returns the selection.
 
         Raises:
-            SglError: as `Engine.submit_select`, or the request's last event.
+            SglError: for the same reasons as in `Engine.submit_select`, or because the request
+                failed.
         """
         events: _EventQueue[Selection | SglError] = _EventQueue(self._relay)
         with self._abort_on_exit(await self._submit(request, events), events):
@@ -222,7 +223,7 @@ class AsyncEngine:
                 limit.
 
         Raises:
-            SglError: as `Engine.run_program`.
+            SglError: for the same reasons as in `Engine.run_program`.
         """
         events: _EventQueue[ProgramEvent] = _EventQueue(self._relay)
         with self._abort_on_exit(await self._submit(request, events), events) as submitted:
@@ -498,7 +499,7 @@ async def wait_for_first_event(events: AsyncGenerator[E, None]) -> AsyncGenerato
     thus raises its error before a response begins.
 
     Raises:
-        SglError: as `events`.
+        SglError: any error of `events`.
     """
 
     async def all_events() -> AsyncGenerator[E, None]:

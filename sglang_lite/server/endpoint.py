@@ -175,7 +175,7 @@ class Route:
         handler: function that answers a request.
         summary: description for the OpenAPI document.
         methods: HTTP methods of the route.
-        protocol: protocol whose form the errors have.
+        protocol: protocol whose error format is used.
         query: names of the query parameters.
         fields: fields of the body; None for a route without body, or whose handler parses the body.
         body_type: media type of the body.
@@ -186,7 +186,8 @@ class Route:
             key, because the request names folders of this machine; if there are no keys at all, a
             local server accepts it. "page": the token of the playground's page.
         counts_as_open: True if its requests count as open requests.
-        acts: True if even a GET has an effect, which an image in a web page must not trigger.
+        acts: True if even a GET has side effects, so a web page must not be able to trigger it, for
+            example with an `<img>` tag (CSRF).
     """
 
     path: str

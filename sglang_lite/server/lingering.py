@@ -25,12 +25,12 @@ class Linger:
 
 
 class LingeringTransport:
-    """Transport that lets a client read its last answer although it is still sending.
+    """Transport that lets a client that is still sending read the server's final response.
 
-    A socket that is closed before everything was read from it resets the connection, and the
-    client's system then drops an answer that the client has not read yet. So `close` only shuts the
-    server's side if the client is still sending. What it sends is read and dropped until it closes
-    its side, too, for at most five seconds (RFC 9112, 9.6).
+    Closing a socket with unread input resets the connection, and the client's system then discards
+    any response that the client has not read yet. So if the client is still sending, `close` shuts
+    down only the server's side where possible, then reads and discards input until the client
+    closes too, for at most five seconds (RFC 9112, 9.6).
 
     Args:
         transport: the connection.

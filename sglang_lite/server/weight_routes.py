@@ -120,7 +120,7 @@ class PauseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class BeginUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to make the updates that follow one."""
+    """Request to treat the updates that follow as one."""
 
     selector: str = "all"
 

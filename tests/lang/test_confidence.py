@@ -348,7 +348,7 @@ def test_what_has_no_confidence_is_told(engine, tmp_path):
     state = program.run(backend=engine)
     for name, why in {
         "free": "'free': free text has no value to be sure of", "cut": "'cut': max_tokens has cut its text",
-        **dict.fromkeys(("unasked", "chosen", "own"), "nothing from which to tell how sure the model was. Use gen"),
+        **dict.fromkeys(("unasked", "chosen", "own"), "no record from which to compute its confidence. Use gen"),
     }.items():  # fmt: skip
         with pytest.raises(sgl.ProgramError, match=why) as caught:
             state.confidence(name)

@@ -131,9 +131,9 @@ class BaseBackend(Backend, metaclass=ABCMeta):
 
 
 def hooks_of(backend: Backend) -> frozenset[str]:
-    """Returns the names of the hooks that a backend's class defines. Leaves out `generate` and
-    `select` if a class that is at least as derived defines Backend's own method for the task, such
-    as `agenerate`.
+    """Returns the names of the SGLang hooks that a backend's class defines. Omits `generate` or
+    `select` if the same class or a more derived one overrides the corresponding `Backend` method,
+    such as `agenerate`.
     """
     kind: Any = type(backend)  # mypy takes no type for hashable
     return _hooks_of(kind)

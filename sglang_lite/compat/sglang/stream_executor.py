@@ -151,7 +151,7 @@ class StreamExecutor:
 
     @property
     def variables(self) -> Variables:
-        """Variables that are set; writing declares a variable."""
+        """Variables that have been set, by name. Assigning to a name declares the variable."""
         return Variables(self._player.names)
 
     @property

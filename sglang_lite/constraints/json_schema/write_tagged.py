@@ -261,7 +261,7 @@ class TaggedWriter:
         return self.rule(("objects", formula), body)
 
     def _keep_described_members(self, shape: ObjectShape) -> ObjectShape:
-        """Returns a shape without members that the schema does not describe."""
+        """Returns a copy of a shape without the members that the schema doesn't describe."""
         shape = shape.expand_finite_names()
         others = [
             (names, f)

@@ -52,7 +52,7 @@ class ClassReader:
     checks: str
 
     def build_value(self, model: Any) -> Any:  # an instance of a model made here, of the class
-        """Builds a value of the class from the fields that were set in a model."""
+        """Builds an instance of the class from the fields set on its pydantic stand-in."""
         try:
             return self.cls(
                 **{

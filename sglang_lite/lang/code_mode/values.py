@@ -217,7 +217,7 @@ def are_equal(left: UserValue, right: UserValue, meter: Meter, depth: int = 0) -
 
 
 def is_same(left: UserValue, right: UserValue, meter: Meter, depth: int = 0) -> bool:
-    """Returns whether two items are the same or equal, as containers compare theirs."""
+    """Returns whether two items are identical or equal: how containers compare their items."""
     if left is right:
         meter.count_steps()
         return True

@@ -242,7 +242,7 @@ def _over_limit_error(limit: str, problem: str) -> BudgetError:
 
 
 def max_generation_usage(backend: Backend, prompt: Prompt, params: SamplingParams) -> Usage:
-    """Returns an upper estimate of a generation's usage.
+    """Returns an upper bound on a generation's estimated usage.
 
     Raises:
         ParameterError: neither max_tokens nor the backend limits the length of the answer.
@@ -261,6 +261,6 @@ def max_generation_usage(backend: Backend, prompt: Prompt, params: SamplingParam
 
 
 def max_selection_usage(backend: Backend, prompt: Prompt, choices: Sequence[str]) -> Usage:
-    """Returns an upper estimate of a selection's usage."""
+    """Returns an upper bound on a selection's estimated usage."""
     longest = max((count_text_tokens(choice, backend.tokenizer) for choice in choices), default=0)
     return Usage(estimate_tokens(prompt, backend.tokenizer), 0, longest + _AROUND_A_CHOICE)

@@ -206,7 +206,7 @@ def read_confidence(
     answers = answers if isinstance(answers, list) else [answers]
     if question is None or not all(isinstance(each, Generation) for each in answers):
         raise ProgramError(
-            f"{name!r}: there is nothing from which to tell how sure the model was.",
+            f"{name!r}: there is no record from which to compute its confidence.",
             hint="Use gen(confidence=True), and read its confidence before the state is saved and loaded.",
             where=where,
         )

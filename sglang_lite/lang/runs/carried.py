@@ -74,7 +74,7 @@ class CopiedValues:
         except Exception as error:  # of the value's own code
             problem = f"{what} is a {type(value).__name__}, which can't be copied: {error}"
             raise ProgramError(
-                problem, hint="Replace it by plain data, or fork the state."
+                problem, hint="Replace it with plain data, or fork the state."
             ) from error
         return len(self._held) - 1
 
@@ -83,11 +83,11 @@ class CopiedValues:
 
 
 class PickledValues:
-    """Values for a pickle. Values that a file can store are stored as JSON data. Others are pickled
-    directly.
+    """Codec for pickling the values of a run's variables. Encodes a value as JSON data where
+    possible, and otherwise leaves it to pickle.
 
     Args:
-        others: values that are pickled as they are.
+        others: values left to pickle.
     """
 
     def __init__(self, others: Sequence[UserValue] = ()) -> None:

@@ -74,10 +74,10 @@ def _render_branch(branches: dict[_Path, list[TraceNode]], path: _Path) -> Itera
 
 
 def _template_title(nodes: Sequence[TraceNode], i: int) -> str:
-    """Returns a title for a text with which the chat template began or ended a turn. Returns "" for
+    """Returns the title of a text that the chat template inserted to begin or end a turn, or "" for
     any other text.
 
-    Text of the template has the same location as its turn.
+    Template text is recognised by sharing its turn's source location.
     """
     node = nodes[i]
     after = nodes[i + 1 : i + 2]

@@ -339,7 +339,9 @@ class _Reader:
             self._add_calls(op, found)
 
     def _add_calls(self, op: GenOp, found: Sequence[Generation]) -> None:
-        """Adds the calls that programs of a generation made, those of failed attempts as rejected."""
+        """Adds the tool calls made by a generation's code. Calls from failed attempts are marked as
+        rejected.
+        """
         failed = [answer for attempt in op.failed_attempts for answer in attempt.answers]
         for answer in (*failed, *found):
             for call in answer.meta.get(CALLS, ()):

@@ -107,8 +107,8 @@ def make_tiers(
 def _count_host_slots(
     config: EngineConfig, capacity: Capacity, token_bytes: int, state_bytes: int
 ) -> tuple[int, int]:
-    """Returns how many pages and how many states the host keeps: by `hicache_ratio` those of the
-    device, or so many that both fit into `hicache_size`, whose share for states is that of
+    """Returns how many pages and states the host tier holds: `hicache_ratio` times the device's
+    numbers or, if `hicache_size` is set, as many as fit into it, with the share for states given by
     `mamba_full_memory_ratio`.
 
     Args:

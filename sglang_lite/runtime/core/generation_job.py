@@ -504,10 +504,10 @@ class GenerationJob:
 def count_kept_tokens(
     request: Request, tokens: Ints, finish: Finish, tokenizer: Tokenizer
 ) -> int | None:
-    """Returns how many tokens of an ended request come before the text that follows its answer. The
-    prompt counts, and a stop token does not.
+    """Returns how many of a finished request's tokens are kept when text is appended to its answer:
+    those of the prompt and the answer, without a stop token.
 
-    Returns None if that is not known before the result is built.
+    Returns None if this is unknown until the result is built.
 
     Args:
         request: request that has ended.

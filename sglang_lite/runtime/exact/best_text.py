@@ -177,9 +177,10 @@ class BestText:
         return beginning.text[: len(beginning.text) - left]
 
     def _describe_live_tokens(self, outcomes: Outcomes) -> tuple[NDArray[np.bool_], int]:
-        """Returns whether a text can be read after each live token that ends before or in it, and
-        the largest number of other live tokens of which each begins with the one before: only so
-        many can lead to one text.
+        """For each live token, returns whether some of the last bytes up to it may not belong to
+        the text. Also returns the length of the longest chain of the other live tokens in which
+        each token's bytes start with the previous token's: at most that many of them can lead to
+        the same text.
         """
         if outcomes not in self._live_tokens:
             positions = outcomes.live_positions.tolist()

@@ -66,20 +66,20 @@ class _Node:
         return weights
 
     def weigh(self, index: int, weight: float) -> None:
-        """Sets a weight to a smaller value, and those of the beginnings before."""
+        """Lowers a weight, and updates the weights of the preceding nodes to match."""
         self.lower_weight(index, weight)
         self.pass_on()
 
     def close(self) -> None:
-        """Sets the weights of all live tokens, none of which leads to another node, to 0, and those
-        of the beginnings before.
+        """Zeroes the weights of all live tokens, none of which leads to another node, and updates
+        the weights of the preceding nodes to match.
         """
         self._closed = True
         self.total = self._summed = float(self.build_weights().sum())
         self.pass_on()
 
     def pass_on(self) -> None:
-        """Sets the weight of this beginning, and those of the beginnings before."""
+        """Updates the weights of the preceding nodes to match this node's."""
         node = self
         while node.parent is not None:
             share = node.parent.row_weight(node.index)

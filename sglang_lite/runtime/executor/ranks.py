@@ -61,15 +61,15 @@ class Draw(msgspec.Struct, frozen=True, tag="draw"):
 
 
 class DrawParts(msgspec.Struct, frozen=True, tag="draw parts"):
-    """Request for a draw on GPUs, each of which holds a part of the vocabulary; see
+    """Request to sample tokens on GPUs that each hold part of the vocabulary; see
     `GpuRunner.sample`.
 
     Attributes:
         step: number of the step.
-        rows, behind: as in `Draws`.
-        adjusted: whether rows have adjustments, which only rank 0 knows.
-        scored: whether a token is scored.
-        words, mask_rows: masks, or None.
+        rows, behind: same as in `Draws`.
+        adjusted: whether any row has adjustments, which only rank 0 knows.
+        scored: whether the scores of any row are reported.
+        words, mask_rows: words and rows of `Masks`, or None without masks.
     """
 
     step: int

@@ -125,8 +125,8 @@ def _place(order, i, queries, heads, TOGETHER: gl.constexpr):
 
 @gluon.jit
 def _take_queries(q, order, count, heads, FIRST: gl.constexpr, buffer, TOGETHER: gl.constexpr):
-    """Copies the columns from FIRST on of `count` queries into shared memory, with zeros below
-    them.
+    """Copies the first `count` queries into shared memory, starting at column FIRST, and fills the
+    remaining rows with zeros.
     """
     i = gl.arange(0, _QUERIES, layout=gl.SliceLayout(1, _BY_ROW))
     place = _place(order, i, count, heads, TOGETHER)

@@ -49,10 +49,10 @@ class LoraRows:
     """Tokens of a step, sorted by adapter.
 
     Attributes:
-        blocks: blocks of tokens of one adapter each; those without an adapter come last.
+        blocks: blocks of tokens, one adapter per block; blocks without an adapter come last.
         pages: int32 [blocks, longest], pages of each block's adapter.
-        ranks: int32 [blocks], its rank; 0 for tokens without one.
-        used: int32 [2], number of blocks with an adapter, and of all.
+        ranks: int32 [blocks], rank of each block's adapter; 0 without one.
+        used: int32 [2], number of blocks with an adapter, and total number of blocks with tokens.
     """
 
     blocks: ExpertBlocks

@@ -17,11 +17,11 @@ def pin_memory(size: int) -> torch.Tensor:
     """Allocates pinned memory, uint8 [size], for which `unpin_memory` must be called before it is
     freed.
 
-    Torch's own allocator rounds up to the next power of two, and takes a second per GB: it touches
-    small pages, on one thread.
+    Torch's own allocator rounds up to the next power of two and takes a second per GB, because it
+    touches small pages on a single thread.
 
     Raises:
-        RuntimeError: so much memory can't be pinned.
+        RuntimeError: this much memory can't be pinned.
         OSError: the system has too little memory.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -101,8 +101,8 @@ class MissingPages:
     before: Sequence[bytes] = ()
 
     def were_read_by(self, promise: PromisedPages | None) -> bool:
-        """Returns whether a promise has read all that files have of them."""
-        if isinstance(promise, StateRead):  # which may be that of another sequence
+        """Returns whether a promise has read every one of these pages that is stored in files."""
+        if isinstance(promise, StateRead):  # it may belong to another sequence
             return promise.names == [*self.before, *self.names]
         return isinstance(promise, DiskRead)
 

@@ -92,7 +92,9 @@ class PageFile:
             checks = _compute_checksums(rows, slots, skip, self._key)
         if checks.tobytes() != self._checks[skip : skip + len(slots)].tobytes():
             raise DamagedFileError(
-                "its checksum is another" if self._key is None else "it is of another secret"
+                "its checksum doesn't match"
+                if self._key is None
+                else "it was altered, or written with a different secret"
             )
 
     def read_with_threads(self, threads: Executor, rows: Rows, slots: Ints) -> Iterator[int]:

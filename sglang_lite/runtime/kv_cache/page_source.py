@@ -84,7 +84,7 @@ class PageSource:
         token_s: float,
         before: PromisedPages | None,
     ) -> PromisedPages | Literal["later"] | None:
-        """Starts to fetch the pages that follow a match to the device.
+        """Starts fetching the pages that follow a match to the device.
 
         Args:
             tokens: int32, the tokens that may be cached.

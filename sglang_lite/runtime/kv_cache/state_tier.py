@@ -62,8 +62,9 @@ class StateTier:
             states.before_drop = self._save_dropped
 
     def save_states(self, names: PageNames, node: Node, *, new: bool = False) -> list[int]:
-        """Copies the kept states of a node's pages to the host, as far as there is room. If `new` is
-        set, leaves out those that have been copied once. Returns the indices of their pages.
+        """Copies the kept states at the ends of a node's pages to the host, as space permits. If
+        `new` is set, skips states that have already been copied. Returns the indices of the pages
+        whose states were selected.
         """
         indices, places = self._states.places_at_ends(node.pages, new=new)
         if len(places):

@@ -292,7 +292,7 @@ class Tiers(PageSource):
         token_s: float,
         before: PromisedPages | None,
     ) -> PromisedPages | Literal["later"] | None:
-        """Starts to fetch the pages that follow a match from the host's memory, or to read them
+        """Starts fetching the pages that follow a match from the host's memory, or reading them
         from files; see `PageSource.fetch_after_match`.
         """
         store = self._store

@@ -166,7 +166,7 @@ class WindowPages(Companion):
         )
 
     def _detach_window_pages(self, pages: Ints) -> Ints:
-        """Detaches the window pages from pages, and returns them."""
+        """Detaches the window pages assigned to `pages` and returns the window pages."""
         found: Ints = self.of[pages]
         self.idle -= int((self._order[pages] != _USED).sum())
         self.of[pages] = self.pool.total
@@ -197,7 +197,7 @@ class WindowPages(Companion):
         self.remove_reader(np.array([page]), step)
 
     def add_reader(self, pages: Ints) -> None:
-        """Adds a reader to these pages of the tree, which have window pages."""
+        """Adds a reader to pages in the tree. All of them must have window pages."""
         self.readers[pages] += 1
         self.idle -= int((self._order[pages] != _USED).sum())
         self._order[pages] = _USED

@@ -76,11 +76,11 @@ def _read_placement(given: str, counts: list[int], redundant: int, ep: int) -> E
                 f"it must have a list for each of {len(counts)} layers, of as many numbers as that has"
             )
         if not all(isinstance(number, int) and number >= 0 for row in rows for number in row):
-            raise ValueError("it has something else than whole numbers of at least 0")
+            raise ValueError("it contains something other than non-negative integers")
         if places is None:
             rows = [balance_experts(row, len(row) + redundant, ep) if row else () for row in rows]
         elif any(set(row) != set(range(count)) for row, count in zip(rows, counts, strict=True)):
-            raise ValueError("a layer lacks an expert, or has one that there is not")
+            raise ValueError("a layer lacks an expert or lists one that doesn't exist")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         hint = f'Use "trivial", or JSON, or a file of it, with {_PLACES!r} or {_COUNTS!r}.'
         raise ParameterError("init_expert_location", f"{given:.60}: {error}.", hint=hint) from error
@@ -94,14 +94,14 @@ def prepare_expert_balancing(
     placement: ExpertPlacement | None,
     opened: Callable[[], WeightSource],
 ) -> None:
-    """Prepares a rank for balancing, as far as the settings ask for it. Its layers then count which
+    """Prepares a rank for expert balancing, as far as the settings enable it: its layers count the
     experts they choose, and the rank can load other experts later.
 
     Args:
         model: the rank's model.
         config: settings.
         spec: the whole model.
-        placement: where experts are at first.
+        placement: initial placement of the experts.
         opened: function that opens the weights.
     """
     if config.counts_experts:

@@ -23,8 +23,8 @@ class LogitReader(ABC):
 
     @abstractmethod
     def read_together(self, logits: torch.Tensor, readers: Sequence[LogitReader]) -> None:
-        """Reads the logits of a step's requests whose readers are in this one's group. Must not
-        change them, and must not wait for the device.
+        """Reads the logits of a step's requests whose readers belong to the same group as this one.
+        Must not change them, and must not wait for the device.
 
         Args:
             logits: float32 [R, V], on their device.

@@ -58,11 +58,11 @@ class TextSoFar(Protocol):
 
 
 class Endings(Protocol):
-    """Positions in a grammar's texts, and what may follow at each. A position is identified by the
-    state of the text before it.
+    """Describes the positions in a text that follows a grammar, and which characters may come next
+    at each. A position is identified by the grammar's state there.
 
     Attributes:
-        start: state in which the texts begin.
+        start: state at the beginning of a text.
         size: approximate memory in bytes.
     """
 

@@ -65,11 +65,11 @@ class RenewedStates:
 
 @dataclass(frozen=True, slots=True)
 class LanguageEndings:
-    """Positions in the texts of a language.
+    """`Endings` of a formal language, computed from its automaton.
 
     Args:
-        states: states of the language.
-        start: place in which the texts begin.
+        states: states of the automaton.
+        start: position at which texts begin.
     """
 
     states: RenewedStates

@@ -122,11 +122,11 @@ class ThoughtFormat:
 
 @dataclass(frozen=True, slots=True)
 class ThinkingLimits:
-    """Limits on the thoughts of an output.
+    """Limits on the thinking in an output.
 
     Attributes:
-        tokens: most tokens of the thoughts, not counting `GRACE`; None for no separate limit.
-        seconds: most seconds of a thought; None for no limit.
+        tokens: maximum number of thinking tokens, not counting `GRACE`; None for no separate limit.
+        seconds: maximum duration of a thought in seconds; None for no limit.
         total: number of tokens of the output.
         reserve: number of tokens at the end of the output that are reserved for ending the thought
             and for the answer.
@@ -157,7 +157,7 @@ class ThinkingLimits:
                 "max_tokens",
                 f"leaves {total:,} tokens for thought and answer, and the shortest answer has {shortest:,}, with "
                 f"{closing:,} to end the thought.",
-                hint="Raise it, or let the model not think.",
+                hint="Raise it, or turn thinking off.",
             )
         room = tokens_left_for_answer(1 if shortest is None else shortest, total)
         reserve = min(room + closing, max(total - 1, 0))

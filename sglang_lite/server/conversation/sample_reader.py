@@ -147,9 +147,9 @@ class SampleReader:
         return self._reader.open
 
     def own_fields(self, generation: Generation) -> dict[str, Json]:
-        """Returns the result of `own_fields`. If it has no cut values but a limit has cut a call,
-        marks the whole answer as cut. The engine doesn't report a cut in a call that is written
-        without the format's marks.
+        """Like the module's `own_fields`, but marks the whole answer as truncated if a limit cut
+        off a tool call and no truncated value is listed. The engine can't report this for a call
+        written without the format's markers.
         """
         found = own_fields(generation)
         if "shortened" not in found and self.cut and generation.finish_reason == "length":

@@ -203,8 +203,8 @@ def unused_logprob_fields(fields: Mapping[str, object]) -> list[str]:
 
 
 def unused_kv_hints(kv_hints: object) -> list[str]:
-    """Returns the kinds of hints of a request that have no effect. These are all of them, because
-    none is known here: the engine knows from programs what is needed again.
+    """Returns the kinds of a request's KV cache hints, all of which are ignored: the engine infers
+    from programs which cache entries will be reused.
 
     Raises:
         ParameterError: the hints are not in SGLang's envelope.

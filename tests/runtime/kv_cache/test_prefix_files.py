@@ -96,7 +96,7 @@ def test_a_file_of_a_secret_is_taken_with_it_alone(written, tmp_path):
         assert first.export_prefix(LONG, path, secret=SECRET) == 300
     with engine(page_size=4) as later:
         for wrong, message in (
-            (SECRET[::-1], "it is of another secret"),
+            (SECRET[::-1], "it was altered, or written with a different secret"),
             (None, "it was written under a secret"),
         ):
             with pytest.raises(sgl.ParameterError, match=message):

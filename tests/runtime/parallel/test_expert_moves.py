@@ -80,7 +80,7 @@ def test_a_record_needs_experts_that_are_counted(tmp_path):
     (dict(init_expert_location='{"physical_to_logical_map": [[0]]}'), "it must have a list for each of 3 layers"),
     (dict(init_expert_location='{"logical_count": 3}'), "init_expert_location: .*not iterable"),
     (dict(init_expert_location=json.dumps({"physical_to_logical_map": [[0] * 10] * 3})), "a layer lacks an expert"),
-    (dict(init_expert_location=json.dumps({"logical_count": [[-1] * 8] * 3})), "whole numbers of at least 0"),
+    (dict(init_expert_location=json.dumps({"logical_count": [[-1] * 8] * 3})), "something other than non-negative integers"),
 ], ids=str)  # fmt: skip
 def test_placements_that_do_not_fit_are_refused_by_name(changes, message, tmp_path):
     with pytest.raises(ParameterError, match=message):

@@ -91,7 +91,8 @@ class MistralSource(RangeSource):
         rows, columns = shape
         if rows % self._head_size:
             raise ModelError(
-                f"{self.label}: {name} has {rows} rows, which are no heads of {self._head_size}."
+                f"{self.label}: {name} has {rows} rows, not a multiple of the head size "
+                f"{self._head_size}."
             )
         pairs: torch.Tensor = whole.view(-1, self._head_size // 2, 2, columns)
         return pairs.transpose(1, 2).reshape(rows, columns)
