@@ -360,11 +360,11 @@ def _validate_key(key: object) -> str:
     return key
 
 
-def _merge_headers(*parts: Mapping[str, str]) -> httpx2.Headers:
+def _merge_headers(*mappings: Mapping[str, str]) -> httpx2.Headers:
     """Merges headers, whose names may differ in case. Later ones replace earlier ones."""
     merged = httpx2.Headers()
-    for part in parts:
-        merged.update(part)
+    for each in mappings:
+        merged.update(each)
     return merged
 
 
