@@ -1,1 +1,1 @@
-"""Draws of texts with the model's own probabilities, from the distributions of next tokens."""
+"""Draws texts with the model's own probabilities, computed from next-token distributions."""

@@ -16,10 +16,11 @@ class Beginning:
     """Beginning of a free text.
 
     Attributes:
-        tokens: its tokens.
-        text: their bytes.
-        position: position of the reader after them.
-        mass: their probability.
+        tokens: tokens of the beginning.
+        text: bytes of these tokens.
+        position: position of the text reader after these tokens. In a search of spellings, number
+            of bytes that these tokens spell.
+        mass: probability that the model writes these tokens.
     """
 
     tokens: tuple[int, ...]
@@ -30,20 +31,25 @@ class Beginning:
     def continue_with(
         self, token: int, token_bytes: Sequence[bytes], position: int, share: float
     ) -> Beginning:
-        """Returns the beginning with another token.
+        """Returns this beginning extended by a token.
 
         Args:
             token: the token.
             token_bytes: bytes of each token.
-            position: position of the reader after it.
-            share: its probability after this beginning.
+            position: position after the token.
+            share: probability of the token after this beginning.
         """
         return Beginning(
             (*self.tokens, token), self.text + token_bytes[token], position, self.mass * share
         )
 
     def text_with(self, end: End) -> bytes:
-        """Returns the text that is read if a token follows of which `end` belongs to it."""
+        """Returns the text that is read if the next token ends it.
+
+        Args:
+            end: first bytes of the token, if they still belong to the text; otherwise minus the
+                number of bytes between the end of the text and the token.
+        """
         if isinstance(end, bytes):
             return self.text + end
         return self.text[: len(self.text) + end]
@@ -55,9 +61,10 @@ class MassRow:
 
     Attributes:
         beginning: the beginning.
-        outcomes: outcomes of the tokens after it.
-        ends: total probability of the tokens with each of `outcomes.ends`, float64 [E].
-        live: probability of each of the live tokens, float64 [L].
+        outcomes: outcomes of all tokens after the beginning.
+        ends: for each end in `outcomes.ends`, total probability of the tokens with this end,
+            float64 [E].
+        live: probability of each token in `outcomes.live_tokens`, float64 [L].
     """
 
     beginning: Beginning
@@ -66,10 +73,10 @@ class MassRow:
     live: NDArray[np.float64]
 
     def continue_with_live(self, number: int, token_bytes: Sequence[bytes]) -> Beginning:
-        """Returns the beginning with one of the live tokens after it.
+        """Returns the beginning extended by one of the live tokens.
 
         Args:
-            number: index of the token among the live ones.
+            number: index of the token in `outcomes.live_tokens`.
             token_bytes: bytes of each token.
         """
         return self.beginning.continue_with(

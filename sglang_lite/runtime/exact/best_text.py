@@ -1,7 +1,8 @@
-"""Finds the likeliest text of a language, and proves that it is.
+"""Finds the likeliest text of a language, and proves that no other text is likelier.
 
 The most probable beginnings are continued first. A text can be spelled in several ways, so its
-probability is bounded by what is found plus what is open in all beginnings that can lead to it.
+probability can still grow while beginnings that lead to it are open. An upper bound is the
+probability found so far plus that of all these beginnings.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.structured_output.outcomes import Outcomes
 
-_MAX_TAKEN = 16  # beginnings that are computed in one step
-_ALIKE = (
-    0.5  # share of the likeliest beginning's probability from which others are computed with it
-)
-_MAX_COUNTED = 256  # texts that end in one row and are counted
-_SMALL = 1e-3  # share of the likeliest text's probability below which masses are bounded together
+_MAX_TAKEN = 16  # most beginnings that are computed in one step
+# The step computes only beginnings with at least this share of the likeliest one's probability.
+_ALIKE = 0.5
+_MAX_COUNTED = 256  # most texts of a row that are counted when the row is added
+# Masses below this share of the likeliest text's probability are bounded together.
+_SMALL = 1e-3
 
 
 @dataclass(eq=False, slots=True)
@@ -33,7 +34,7 @@ class _OpenRow:
     Attributes:
         row: the row.
         order: indices of its live tokens, the likeliest first.
-        rest: probabilities of its ends that are not counted, 0 for the others, float64 [E].
+        rest: probability of each end that has not been counted, and 0 for the others, float64 [E].
         taken: number of live tokens that have been continued.
     """
 
@@ -44,7 +45,7 @@ class _OpenRow:
 
 
 class BestText:
-    """Search of the likeliest text.
+    """Search for the likeliest text.
 
     Args:
         reader: reader of the language.
@@ -52,7 +53,7 @@ class BestText:
         limits: limits of the texts.
 
     Attributes:
-        masses: probability of each text that has been found, as far as it is known.
+        masses: probability of each text found so far, summed over the spellings found so far.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class BestText:
         return min(self.masses, key=lambda text: (-self.masses[text], text), default=None)
 
     def is_certain(self, best: bytes) -> bool:
-        """Returns whether no other text can have more probability than `best`."""
+        """Returns whether it is certain that no other text is likelier than `best`."""
         found = self.masses[best]
         if self._next and -self._next[0][0] > found:
             return False
@@ -109,7 +110,7 @@ class BestText:
         return all(bound + others.get(text, 0.0) <= found for text, bound in bounds.items())
 
     def take_beginnings(self, most: int) -> list[Beginning]:
-        """Takes the likeliest open beginnings, at most `most`."""
+        """Removes and returns the likeliest open beginnings, at most `most` of them."""
         taken: list[Beginning] = []
         while self._next and len(taken) < min(most, _MAX_TAKEN):
             if taken and -self._next[0][0] < _ALIKE * taken[0].mass:
@@ -133,10 +134,13 @@ class BestText:
                 heapq.heappush(self._next, (-open_row.row.beginning.mass * share, number))
 
     def _sum_open_masses(self, small: float) -> dict[bytes, float]:
-        """Returns the probability of what is open, by the bytes with which its texts begin.
+        """Returns how much probability texts may still gain, by the bytes that they begin with.
+
+        Open beginnings and uncounted ends whose texts certainly begin with the same bytes are
+        added up.
 
         Args:
-            small: masses up to this one are bounded together, row by row.
+            small: probability of a beginning, up to which the beginnings of a row share one bound.
         """
         masses: dict[bytes, float] = {}
         for open_row in self._rows:
@@ -160,27 +164,30 @@ class BestText:
     def _bound_unlikely(
         self, outcomes: Outcomes, indices: NDArray[np.int64], masses: NDArray[np.float64]
     ) -> float:
-        """Returns an upper bound of what can lead to one text behind some live tokens.
+        """Returns an upper bound of the probability that a single text can gain from live tokens.
 
         Args:
-            outcomes: the outcomes with the tokens.
-            indices: their indices.
-            masses: probabilities of the beginnings that end in them.
+            outcomes: outcomes that contain the tokens.
+            indices: indices of the tokens in `outcomes.live_tokens`.
+            masses: for each of them, probability of the beginning whose last token it is.
         """
         open_bytes, longest = self._describe_live_tokens(outcomes)
         together = float(masses[open_bytes[indices]].sum())
         return together + longest * float(masses.max(initial=0.0))
 
     def _certain_bytes(self, beginning: Beginning) -> bytes:
-        """Returns the bytes with which each text begins that is read after a beginning."""
+        """Returns the part of a beginning with which every text read after it starts."""
         left = self._reader.count_open_bytes(beginning.position)
         return beginning.text[: len(beginning.text) - left]
 
     def _describe_live_tokens(self, outcomes: Outcomes) -> tuple[NDArray[np.bool_], int]:
-        """For each live token, returns whether some of the last bytes up to it may not belong to
-        the text. Also returns the length of the longest chain of the other live tokens in which
-        each token's bytes start with the previous token's: at most that many of them can lead to
-        the same text.
+        """Describes the live tokens of some outcomes. Cached.
+
+        Returns:
+            For each live token, whether it is still open if the last bytes belong to the text.
+            Then the length of the longest chain of the other live tokens in which each token
+                begins with the bytes of the previous one. At most that many of these tokens can
+                lead to the same text.
         """
         if outcomes not in self._live_tokens:
             positions = outcomes.live_positions.tolist()
@@ -198,7 +205,7 @@ class BestText:
 
 
 def _sum_along_beginnings(masses: dict[bytes, float], texts: Sequence[bytes]) -> dict[bytes, float]:
-    """Returns for each text the sum of the masses of all beginnings of it, itself included."""
+    """Returns, for each text, the sum of the masses of all its prefixes and its own mass."""
     found: dict[bytes, float] = {}
     chain: list[tuple[bytes, float]] = []
     for text in sorted(set(texts)):

@@ -1,7 +1,8 @@
-"""Probabilities of the texts that are read from a model's free text, summed over the ways in which
-tokens spell them.
+"""Computes the probabilities of the texts that are read from a model's free text. A text's
+probability is the sum over all its spellings.
 
-The tree of token prefixes is computed branch by branch. What is still open bounds the error.
+The tree of token prefixes is computed branch by branch. The total probability of the open branches
+bounds the error.
 """
 
 from __future__ import annotations
@@ -11,21 +12,22 @@ from collections.abc import Iterable, Sequence
 
 from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 
-_MAX_TAKEN = 64  # branches that are computed in one step
-# Share of the gap that one step leaves open, so that the next steps can leave open some, too.
+_MAX_TAKEN = 64  # most branches that are computed in one step
+# Share of the permitted gap that a step leaves open. Later steps may leave open the rest.
 _FINER = 0.5
 
 
 class MassTree:
-    """Probabilities of texts, and the branches that are not computed yet.
+    """Tree of token prefixes. Holds the probabilities of the texts found so far, and the branches
+    that have not been computed yet.
 
     Args:
-        start: position of the reader at the beginning.
-        spellings: usual tokens of each text. The branches on the way to them are computed first,
-            which soon shows how unlikely another branch has to be to be left out.
+        start: position of the text reader before the first token.
+        spellings: the tokenizer's tokens for each text. Their prefixes are computed first, because
+            they soon show how unlikely a branch must be to be left out.
 
     Attributes:
-        masses: probability of each text that has been found, by its bytes: a lower bound.
+        masses: lower bound of the probability of each text found so far, by the text's bytes.
     """
 
     def __init__(self, start: int, spellings: Iterable[Sequence[int]]) -> None:
@@ -42,18 +44,18 @@ class MassTree:
 
     @property
     def gap(self) -> float:
-        """Upper bound of the total variation distance between the shares of the found masses and
-        the true ones.
+        """Upper bound of the total variation distance between two distributions of the texts: the
+        one that `masses` gives, and the true one.
         """
         left = math.fsum(branch.mass for branch in self._open) + self._given_up
         return left / (left + self.known_mass) if left else 0.0
 
     def take_branches(self, gap: float, most: int) -> list[Beginning]:
-        """Takes the branches that have to be computed next. Returns none if the gap is small
-        enough.
+        """Removes and returns the open branches that must be computed next. Returns none if the gap
+        is small enough.
 
         Args:
-            gap: gap that is small enough.
+            gap: largest gap that is small enough.
             most: maximum number of branches.
         """
         if self.gap <= gap or not self._open:
@@ -65,20 +67,20 @@ class MassTree:
         return list(taken.values())
 
     def _expect_mass(self) -> float:
-        """Returns the probability of all texts that is expected when the branches are computed that
-        spell a whole text as usual. If there are none, and no text has been found, the likeliest
-        branch stands for what will be.
+        """Estimates the total probability of the texts: that of the texts found so far, plus that
+        of the open branches that are the tokenizer's spelling of a text. If both are 0, returns the
+        probability of the likeliest open branch.
         """
         whole = math.fsum(branch.mass for branch in self._open if branch.tokens in self._whole)
         return self.known_mass + whole or max(branch.mass for branch in self._open)
 
     def give_up(self, branch: Beginning) -> None:
-        """Leaves a branch open for good."""
+        """Records that a branch will never be computed, so its probability stays in the gap."""
         self._given_up += branch.mass
 
     def _list_likely_branches(self, left_out: float) -> list[Beginning]:
-        """Returns the open branches without the least likely ones, which have a probability of at
-        most `left_out` together.
+        """Returns the open branches except the least likely ones. Those that are left out have a
+        total probability of at most `left_out`.
         """
         rest = 0.0
         by_mass = sorted(self._open, key=lambda branch: branch.mass)
@@ -89,10 +91,10 @@ class MassTree:
         return []
 
     def add_row(self, row: MassRow, token_bytes: Sequence[bytes]) -> None:
-        """Adds what was computed for a branch that was taken.
+        """Adds the distribution that was computed after a branch from `take_branches`.
 
         Args:
-            row: distribution after the branch.
+            row: the distribution.
             token_bytes: bytes of each token.
         """
         before = row.beginning

@@ -1,4 +1,4 @@
-"""Reads the distribution of a next token from logits, by what the tokens lead to."""
+"""Reads next-token distributions from logits and sums them up by the tokens' outcomes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 from sglang_lite.runtime.requests.logit_processors import LogitReader
 from sglang_lite.runtime.structured_output.outcomes import FIRST_END, Outcomes
 
-_MAX_NUMBERS = 8 << 20  # probabilities that are held in memory at once
+_MAX_NUMBERS = 8 << 20  # most probabilities that are in memory at the same time
 _FEW_ENDS = 8
 
 
@@ -24,8 +24,9 @@ class OutcomeReader(LogitReader):
         outcomes: outcomes of the tokens.
 
     Attributes:
-        outcomes: the same. Rows with the same outcomes are read together.
-        found: what was read together, and the row in it; None before the draw.
+        outcomes: the argument of this name. Rows with the same outcomes are read together.
+        found: table of the rows that were read together, and the index of this reader's row in it;
+            None before `read_together`.
     """
 
     def __init__(self, outcomes: Outcomes) -> None:
@@ -57,7 +58,9 @@ class OutcomeReader(LogitReader):
             reader.found = table, row
 
     def read_row(self, beginning: Beginning) -> MassRow:
-        """Returns the row of a beginning. It must have been drawn."""
+        """Returns the distribution that was read, as the row of a beginning. Must not be called
+        before `read_together`.
+        """
         assert self.found is not None
         table, row = self.found
         count = len(self.outcomes.ends)
@@ -66,7 +69,7 @@ class OutcomeReader(LogitReader):
 
 
 class _Table:
-    """Numbers on a device, which are copied to the host when the first of them is needed.
+    """Numbers on a device. The first use of `rows` copies all of them to the host.
 
     Args:
         numbers: float64 [R, N].
@@ -85,6 +88,8 @@ class _Table:
 def _tensors_of_outcomes(
     outcomes: Outcomes, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the class of each token, int32 [V], and the live tokens, on a device."""
+    """Returns two tensors on the device: the class of each token, int32 [V], and the live tokens,
+    int64 [L].
+    """
     classes = torch.from_numpy(outcomes.build_classes())
     return classes.to(device), torch.from_numpy(outcomes.live_tokens).to(device)

@@ -1,5 +1,5 @@
-"""Finds texts with the model's own probabilities. A search says after which beginnings the next
-token's distribution has to be computed, until it knows enough to draw.
+"""Searches that draw texts with the model's own probabilities. A search requests next-token
+distributions after certain beginnings, until it knows enough to draw.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from sglang_lite.runtime.exact.walks import NoMassError, Rows, Walk, list_known_
 from sglang_lite.runtime.exact.weighted import WeightedWalk
 from sglang_lite.runtime.kernels.race import draw_exponentials
 
-GAP = 2e-3  # total variation distance up to which the shares of listed texts are known
-_MAX_ROWS = 512  # computed for one text
-_MORE_ROWS = 64  # computed for each further one
+GAP = 2e-3  # largest permitted error of the shares of listed texts, as total variation distance
+_MAX_ROWS = 512  # most rows that are computed to draw one text
+_MORE_ROWS = 64  # additional rows for each further text
 _MAX_LIVE_TOKENS = 32 << 20  # in all rows of a search, 8 bytes each
 _MIN_LOG_MASS = -100.0
 _HINT = "Show them in the prompt, give shorter ones, or leave exact out."
@@ -31,12 +31,12 @@ _HINT = "Show them in the prompt, give shorter ones, or leave exact out."
 
 @dataclass(frozen=True, slots=True)
 class DrawKey:
-    """What decides a draw.
+    """Settings that determine a draw.
 
     Attributes:
-        seed: key of its random numbers.
-        position: number of tokens before the text, which is also a part of the key.
-        temperature: 0 for the likeliest text.
+        seed: seed of the random numbers.
+        position: number of tokens before the text, on which the random numbers also depend.
+        temperature: temperature of the draw; 0 selects the likeliest text.
     """
 
     seed: int
@@ -52,8 +52,9 @@ class DrawnText:
         text: the text.
         figures: `log_mass`, `gap` and `tries` of `ExactShares`, or the `log_weight` of a weighted
             draw.
-        probs: probabilities of the texts, as in `ExactShares`; none of a weighted draw.
-        cut: whether it is only the beginning of a text.
+        probs: probabilities of the constraint's texts, as in `ExactShares`; empty for a weighted
+            draw.
+        cut: whether a weighted draw failed, so that `text` is only the text read until then.
     """
 
     text: str
@@ -63,10 +64,10 @@ class DrawnText:
 
 
 class ExactSearch(Protocol):
-    """Search of the texts of some samples."""
+    """Search that draws one text for each of several samples."""
 
     def take_beginnings(self) -> list[Beginning]:
-        """Returns the beginnings after which rows are needed next, or none if none are needed.
+        """Returns the beginnings whose rows must be computed next; empty if no more are needed.
 
         Raises:
             ConstraintError: the model gives the texts too little probability, or too many rows
@@ -77,21 +78,24 @@ class ExactSearch(Protocol):
         """Adds the row of one of the beginnings."""
 
     def give_up(self, beginning: Beginning) -> None:
-        """Does without the row of one of the beginnings."""
+        """Continues without the row of a beginning, which is too long for the model's context."""
 
     def draw(self) -> list[DrawnText]:
-        """Returns the texts of the samples. None of the beginnings may be left."""
+        """Returns the texts of the samples. Must be called only after `take_beginnings` has
+        returned none.
+        """
 
 
 class Enumeration:
     """Computes the probabilities of all texts of a finite language.
 
     Args:
-        spellings: usual tokens of each text.
+        spellings: the tokenizer's tokens for each text.
         keys: one for each sample.
-        start: position of the reader at the beginning.
+        start: position of the text reader before the first token.
         token_bytes: bytes of each token.
-        any_gap: whether a gap above `GAP` is accepted after as many rows as are computed at most.
+        any_gap: whether a gap above `GAP` is accepted once the maximum number of rows has been
+            computed.
     """
 
     def __init__(
@@ -142,11 +146,11 @@ class Enumeration:
 
 
 class Drawing:
-    """Draws texts of a language that may have any number of them.
+    """Draws texts of a language that may be infinite.
 
     Args:
         keys: one for each sample, all with temperature 1.
-        start: position of the reader at the beginning.
+        start: position of the text reader before the first token.
         token_bytes: bytes of each token.
         limits: limits of the texts.
     """
@@ -203,11 +207,11 @@ class Drawing:
 
 
 class WeightedDrawing:
-    """Draws texts of a language in one try each, with weights.
+    """Draws each text in a single try, with a weight that corrects for the excluded tokens.
 
     Args:
         keys: one for each sample, all with temperature 1.
-        start: position of the reader at the beginning.
+        start: position of the text reader before the first token.
         token_bytes: bytes of each token.
         limits: limits of the texts.
     """
@@ -230,7 +234,7 @@ class WeightedDrawing:
 
     def take_beginnings(self) -> list[Beginning]:
         needed = [walk.advance() for walk in self._walks]
-        self._rows.clear()  # no walk comes back
+        self._rows.clear()  # no walk returns to an earlier beginning
         return list({each.tokens: each for each in needed if each is not None}.values())
 
     def add_row(self, row: MassRow) -> None:
@@ -250,15 +254,15 @@ class WeightedDrawing:
 
 
 class Likeliest:
-    """Finds the likeliest text of a language that may have any number of them.
+    """Finds the likeliest text of a language that may be infinite.
 
     Args:
-        count: number of samples, which all are this text.
+        count: number of samples, all of which get the likeliest text.
         reader: reader of the language.
         token_bytes: bytes of each token.
         limits: limits of the texts.
-        any_gap: whether the likeliest text that was found is accepted after as many rows as are
-            computed at most, even if another one may be likelier.
+        any_gap: whether the likeliest text found is accepted once the maximum number of rows has
+            been computed, even if another text may be likelier.
     """
 
     def __init__(
@@ -331,7 +335,7 @@ def _no_text_error() -> ConstraintError:
 
 
 def _describe_texts(rows: Rows, drawn: Sequence[bytes], limits: TextLimits) -> list[DrawnText]:
-    """Returns texts that were drawn, with what rows tell about their language."""
+    """Returns drawn texts with the probabilities that the computed rows show."""
     known = list_known_shares(rows, drawn, limits)
     probs = {text.decode(): share for text, share in known.shares.items()}
     figures = {"log_mass": math.log(known.mass), "gap": known.gap}
@@ -339,8 +343,8 @@ def _describe_texts(rows: Rows, drawn: Sequence[bytes], limits: TextLimits) -> l
 
 
 def _draw_index(masses: Sequence[float], key: DrawKey) -> int:
-    """Returns the index of the text that a key draws: the likeliest at temperature 0, otherwise
-    the winner of a race with its seed.
+    """Returns the index of the text that a key draws. At temperature 0, it is the likeliest text.
+    Otherwise it is the winner of a race between exponential random numbers with the key's seed.
     """
     with np.errstate(divide="ignore"):
         scores = np.log(masses)
@@ -351,8 +355,8 @@ def _draw_index(masses: Sequence[float], key: DrawKey) -> int:
 
 
 def _make_uniform_draw(key: DrawKey) -> Callable[[], float]:
-    """Returns a function that returns the next random number of a key, from 0 to 1. They are the
-    same with every version of numpy.
+    """Returns a function that returns a key's random numbers from 0 to 1, one with each call. The
+    numbers are the same with every version of numpy.
     """
     generator = np.random.Philox(key=[key.seed % 2**64, key.position])
     return lambda: float(int(generator.random_raw()) >> 11) * 2.0**-53

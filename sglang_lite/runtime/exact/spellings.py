@@ -1,5 +1,5 @@
-"""Finds the ways in which a model spells a given text, and what it writes after it in the same
-token.
+"""Finds the token sequences with which a model may spell a given text. The last token may go on
+after the end of the text.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 from sglang_lite.runtime.structured_output.outcomes import Outcomes
 from sglang_lite.runtime.structured_output.spelling_tokens import SPELLED
 
-GAP = 2e-3  # share of the spellings that may be left out
+GAP = 2e-3  # share of the spellings' total probability that may be left out
 _MAX_ROWS = 64
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Spellings:
-    """Ways to spell a text, each of which ends with the token that spells its end.
+    """Spellings of a text. The last token of a spelling is the one that contains the text's end.
+
+    Spellings that differ only in the last token form a group.
 
     Attributes:
-        befores: tokens before the last one, of each group of spellings with the same ones.
-        groups: group of each spelling, int64 [N].
+        befores: for each group, the tokens before the last one.
+        groups: index of each spelling's group in `befores`, int64 [N].
         tokens: last token of each spelling, int64 [N].
         skipped: number of the last token's bytes that belong to the text, int64 [N].
         masses: probability of each spelling, float64 [N].
-        gap: share of the spellings that may be missing.
+        gap: share of the total probability that may belong to spellings not found.
         rows: number of computed distributions.
     """
 
@@ -47,14 +49,14 @@ class Spellings:
 
 
 class SpellingSearch:
-    """Search of the spellings of a text.
+    """Search for the spellings of a text.
 
     Args:
         text: the text.
-        usual: tokens with which the tokenizer spells it. The distributions after their beginnings
-            are computed in one step.
-        find_tokens: finds the tokens that spell what is left of the text, as
-            `find_spelling_tokens` does.
+        usual: tokens with which the tokenizer spells the text. The distributions after all their
+            prefixes are computed in one step.
+        find_tokens: returns the outcomes of the tokens that may spell the remainder of the text,
+            like `find_spelling_tokens`.
         token_bytes: bytes of each token.
         greedy: whether only the likeliest spelling is needed.
     """
@@ -77,7 +79,9 @@ class SpellingSearch:
         self._given_up: set[tuple[int, ...]] = set()
 
     def take_beginnings(self) -> list[Beginning]:
-        """Returns the beginnings of spellings after which rows are needed next, or none."""
+        """Returns the beginnings of spellings whose rows must be computed next; empty if no more
+        are needed.
+        """
         if not self._rows:
             beginnings = [Beginning((), b"", 0, 1.0)]
             for token in self._usual[:-1]:
@@ -101,8 +105,8 @@ class SpellingSearch:
         return needed
 
     def outcomes_after(self, beginning: Beginning) -> Outcomes:
-        """Returns the outcomes of the tokens after a beginning: those are live that spell more of
-        the text, or its end.
+        """Returns the outcomes of the tokens after a beginning. Tokens that spell more of the text,
+        or its end, are live.
         """
         return self._find_tokens(self._text[beginning.position :])
 
@@ -111,11 +115,11 @@ class SpellingSearch:
         self._rows[row.beginning.tokens] = row
 
     def give_up(self, beginning: Beginning) -> None:
-        """Does without the row of one of the beginnings."""
+        """Continues without the row of a beginning, which is too long for the model's context."""
         self._given_up.add(beginning.tokens)
 
     def list_spellings(self) -> Spellings:
-        """Returns the spellings. No beginning may be left."""
+        """Returns the spellings. Must be called only after `take_beginnings` has returned none."""
         befores: list[tuple[int, ...]] = []
         groups, tokens, skipped, masses = [], [], [], []
         for row, mass in self._iterate_rows():
@@ -140,11 +144,11 @@ class SpellingSearch:
         )
 
     def _iterate_rows(self) -> Iterator[tuple[MassRow, float]]:
-        """Yields the rows that are known, with the probabilities of their beginnings."""
+        """Yields each known row with the probability of its beginning."""
         return ((row, mass) for row, mass in self._walk() if isinstance(row, MassRow))
 
     def _iterate_missing(self) -> Iterator[Beginning]:
-        """Yields the beginnings whose rows are not known, with their probabilities."""
+        """Yields the beginnings whose rows are not known."""
         return (each for each, _ in self._walk() if isinstance(each, Beginning))
 
     def _walk(self) -> Iterator[tuple[MassRow | Beginning, float]]:

@@ -21,26 +21,29 @@ from sglang_lite.runtime.exact.beginnings import Beginning, MassRow
 from sglang_lite.runtime.exact.text_limits import TextLimits
 from sglang_lite.runtime.structured_output.outcomes import FIRST_END
 
-_MAX_LISTED = 64  # texts whose shares are reported, beside those drawn
-_MIN_SHARE = 1e-4  # of the texts that are reported
-MIN_MASS = 1e-40  # below which nothing is left to draw
+_MAX_LISTED = 64  # most texts whose shares are reported, in addition to the drawn texts
+_MIN_SHARE = 1e-4  # share above which a text is likely enough to be reported
+MIN_MASS = 1e-40  # with less probability, nothing is left to draw
 _MAX_REFUSED = 200
-_SUMMED_AGAIN = 0.5  # share of the last sum below which weights are summed up again
+# Weights are summed up again if their total has fallen below this share of the last sum.
+_SUMMED_AGAIN = 0.5
 
 Rows: TypeAlias = "Mapping[tuple[int, ...], MassRow]"  # by the tokens of their beginnings
 
 
 class NoMassError(Exception):
-    """The model would write no text of the language, or many that are not allowed."""
+    """Raised if the model would write no text of the language, or if a walk has drawn too many
+    texts that are not allowed.
+    """
 
 
 class _Node:
-    """A beginning that a walk has reached. What is known of the probability of each end and each
-    live token, given the beginning, is an upper bound: its weight.
+    """Beginning that a walk has reached. Each end and each live token has a weight: an upper bound
+    of the probability, given the beginning, that it comes next and leads to an allowed text.
 
     Args:
-        row: its row.
-        parent: node before its last token; None at the root.
+        row: row of the beginning.
+        parent: node before the beginning's last token; None at the root.
         index: index of that token among the parent's weights.
 
     Attributes:
@@ -52,7 +55,7 @@ class _Node:
         self.row = row
         self.parent = parent
         self.index = index
-        self._changed: dict[int, float] = {}  # weights that are less than in the row
+        self._changed: dict[int, float] = {}  # weights that are lower than the row's probabilities
         self._closed = False  # whether no token may follow
         self.total = self._summed = float(row.ends.sum()) + float(row.live.sum())
 
@@ -71,8 +74,8 @@ class _Node:
         self.pass_on()
 
     def close(self) -> None:
-        """Zeroes the weights of all live tokens, none of which leads to another node, and updates
-        the weights of the preceding nodes to match.
+        """Sets the weights of all live tokens to 0, and updates the weights of the preceding nodes
+        to match. None of these tokens may lead to another node yet.
         """
         self._closed = True
         self.total = self._summed = float(self.build_weights().sum())
@@ -100,19 +103,19 @@ class _Node:
 
 
 class Walk:
-    """Draw of one text.
+    """Draws one text, in several tries if necessary.
 
     Args:
-        rows: rows that have been computed, by the tokens of their beginnings. What others add does
-            not change what is drawn.
+        rows: rows that have been computed, by the tokens of their beginnings. Rows that are added
+            for other walks do not change the text that this walk draws.
         start: the empty beginning.
         token_bytes: bytes of each token.
         draw_uniform: returns the next random number, from 0 to 1.
         limits: limits of the text.
 
     Attributes:
-        text: bytes of the text, or None as long as it isn't drawn.
-        tries: number of times that it has begun.
+        text: bytes of the text; None until it has been drawn.
+        tries: number of tries so far, including the current one.
     """
 
     def __init__(
@@ -136,8 +139,8 @@ class Walk:
         self._came_from: tuple[_Node, int] | None = None
 
     def advance(self) -> Beginning | None:
-        """Walks on until a text is drawn, and returns None, or until a row is needed, and returns
-        its beginning.
+        """Continues the walk until a text is drawn or a row is needed. Returns the beginning whose
+        row is needed, or None if a text is drawn.
 
         Raises:
             NoMassError: no text is left that the model would write.
@@ -155,8 +158,9 @@ class Walk:
         return None
 
     def _enter(self, row: MassRow) -> None:
-        """Adds the node of a beginning that is reached for the first time. It was reached as if it
-        certainly led to a text, so the walk begins again as often as it doesn't.
+        """Adds the node of a beginning that is reached for the first time. The walk chose this
+        beginning as if the beginning certainly led to a text. To correct this, the walk starts
+        again with the probability that it does not lead to one.
         """
         parent, index = self._came_from or (None, 0)
         node = _Node(row, parent, index)
@@ -169,7 +173,9 @@ class Walk:
             self._begin_again()
 
     def _leave_out(self) -> None:
-        """Begins again, and does not come back to beginnings of this length."""
+        """Starts again, and excludes all continuations of the previous node, because a further
+        token makes them too long.
+        """
         if self._came_from is None:
             raise NoMassError
         self._came_from[0].close()
@@ -177,7 +183,7 @@ class Walk:
 
     def _choose(self, node: _Node) -> None:
         """Draws the next token after a node, or the end of the text."""
-        if node.total < MIN_MASS:  # nothing is left at the root; elsewhere it has weight 0
+        if node.total < MIN_MASS:  # only at the root, as no walk enters a node of weight 0
             raise NoMassError
         row = node.row
         index = draw_weighted_index(node.build_weights(), self._draw_uniform())
@@ -202,8 +208,11 @@ class Walk:
 
 
 def draw_weighted_index(weights: NDArray[np.float64], uniform: float) -> int:
-    """Returns the index that a random number from 0 to 1 draws in proportion to weights, of which at
-    least one is above 0.
+    """Draws an index with a probability in proportion to its weight.
+
+    Args:
+        weights: the weights, at least one of which is above 0.
+        uniform: random number from 0 to 1.
     """
     sums = np.cumsum(weights)
     index = int(np.searchsorted(sums, uniform * sums[-1], side="right"))
@@ -212,12 +221,12 @@ def draw_weighted_index(weights: NDArray[np.float64], uniform: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class KnownShares:
-    """What some rows tell about the texts of a language.
+    """Probabilities of a language's texts, as far as computed rows show them.
 
     Attributes:
-        shares: shares of the likeliest texts among those listed.
-        mass: probability of all texts, as far as it is known.
-        gap: upper bound of the total variation distance between the shares and the true ones.
+        shares: probability of each listed text, divided by that of all listed texts.
+        mass: probability of all texts that the rows show, listed or not.
+        gap: upper bound of the total variation distance between `shares` and the true shares.
     """
 
     shares: Mapping[bytes, float]
@@ -226,13 +235,14 @@ class KnownShares:
 
 
 def list_known_shares(rows: Rows, drawn: Sequence[bytes], limits: TextLimits) -> KnownShares:
-    """Sums up what rows tell.
+    """Computes the shares of a language's texts from rows.
 
     Args:
         rows: the rows.
         drawn: texts that are listed in any case.
-        limits: limits of the texts. All that are spelled with fewer tokens count as allowed, except
-            likely ones that are not.
+        limits: limits of the texts. Only likely texts and `drawn` are checked. Any other text
+            counts as allowed if fewer than `limits.limit` tokens come before the token that ends
+            it.
     """
     each = list(rows.values())
     ended = math.fsum(row.beginning.mass * float(row.ends.sum()) for row in each)
@@ -268,7 +278,7 @@ def _likely_texts(rows: Sequence[MassRow], total: float) -> set[bytes]:
 
 
 def _find_mass(rows: Sequence[MassRow], text: bytes) -> float:
-    """Returns the probability of a text, as far as rows tell."""
+    """Returns the probability of a text, summed over its spellings in the rows."""
     found = []
     for row in rows:
         before = row.beginning.text

@@ -1,6 +1,8 @@
-"""Draws texts in one try each, token by token, from what keeps to the language. A weight makes up
-for what was excluded on the way: over many draws, the mean weight of those with a text is the
-probability with which the model writes it (importance sampling).
+"""Draws each text in one try, token by token, and excludes tokens that would leave the language. A
+weight corrects for the excluded tokens (importance sampling).
+
+If the weight counts as 0 in draws of other texts, a text's mean weight over many draws is the
+probability with which the model writes the text.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from sglang_lite.runtime.exact.walks import MIN_MASS, Rows, draw_weighted_index
 
 
 class WeightedWalk:
-    """Draw of one text.
+    """Draws one text in a single try.
 
     Args:
         rows: rows that have been computed, by the tokens of their beginnings.
@@ -26,10 +28,10 @@ class WeightedWalk:
         limits: limits of the text.
 
     Attributes:
-        text: bytes of the text, or None as long as it isn't drawn.
-        log_weight: log of its weight: the sum of the logs of the probabilities that were left at
-            each token; None if the weight is 0, as the text leads to none of the language or is too
-            long. The text is then what was drawn before.
+        text: bytes of the text; None until the draw has ended.
+        log_weight: logarithm of the text's weight. The weight is the product, over all tokens, of
+            the probability that was not excluded. None if the weight is 0, because the draw reached
+            no allowed text; `text` has only the bytes read until then.
     """
 
     def __init__(
@@ -49,8 +51,8 @@ class WeightedWalk:
         self._limits = limits
 
     def advance(self) -> Beginning | None:
-        """Walks on until the text is drawn, and returns None, or until a row is needed, and returns
-        its beginning.
+        """Continues the walk until it ends or a row is needed. Returns the beginning whose row is
+        needed, or None if the walk has ended.
         """
         while self.text is None:
             if self._limits.is_too_long(self._at):

@@ -127,8 +127,8 @@ class Matcher(Protocol):
         lock_key: key of matchers that share a parser resource; their masks must not be computed
             concurrently.
         state_key: key of the grammar state; matchers with equal keys have equal masks.
-        open_text: the text, if the token that ends it lies outside it; None as long as all tokens
-            belong to the text.
+        open_text: the text so far, if the last tokens may lie outside the text; None as long as all
+            tokens belong to it.
         thinking: metadata about the output's thoughts, or None if the thoughts have no limits.
     """
 
@@ -326,10 +326,10 @@ class CompiledGrammar(Protocol):
         ...
 
     def lengths(self, written: str = "") -> TextLengths:
-        """Returns bounds on the number of tokens in its texts.
+        """Returns bounds on the number of tokens in the grammar's texts.
 
         Args:
-            written: beginning of the text that already exists, which is not counted.
+            written: beginning of the text that already exists, whose tokens are not counted.
         """
         ...
 
@@ -337,8 +337,8 @@ class CompiledGrammar(Protocol):
 class GrammarEngine(MaskMaker, Protocol):
     """Library that turns constraints into token masks.
 
-    Compiling may take long or exhaust memory, so a worker process can `prepare` a constraint, and
-    `load` is then quick.
+    Compiling may take long or exhaust memory. So a worker process can `prepare` a constraint, after
+    which `load_prepared` is quick.
     """
 
     def compile(self, constraint: Constraint) -> CompiledGrammar:

@@ -78,8 +78,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger("sglang_lite")
 
 WORKERS = 2
-_READERS = 16  # readers of texts that are kept
-_TEXT_ENDS = 64  # texts whose spelling tokens are kept, up to 600 kB each with 50,000 tokens
+_READERS = 16  # most text readers that are cached
+# Most texts whose spelling tokens are cached; each takes up to 600 kB with 50,000 tokens.
+_TEXT_ENDS = 64
 _SMALL = Regex("a")
 
 
@@ -240,11 +241,11 @@ class Compiler:
 
         Args:
             constraint: the constraint.
-            before: text that comes before each of them.
+            before: text that comes before each of the constraint's texts.
 
         Raises:
             ConstraintError: the constraint is not valid, or its language is too large.
-            RecursionError: a rule of its grammar refers to itself before any character.
+            RecursionError: a rule of the constraint refers to itself before any character.
         """
 
         def build() -> ByteLanguage:
@@ -259,13 +260,17 @@ class Compiler:
         if found is None or found.reader.full:
             found = TokenOutcomes(TextReader(build()), self._sorted_vocabulary)
         with self._reading:
-            self._outcomes[key] = found  # the last one that was used
+            self._outcomes[key] = found  # at the end, as the most recently used
             if len(self._outcomes) > _READERS:
                 del self._outcomes[next(iter(self._outcomes))]
         return found
 
     def find_spelling_tokens(self, text: bytes) -> Outcomes:
-        """Returns the outcomes of the model's tokens for what is left of a text. Cached."""
+        """Returns the outcomes of the tokens that may spell the remainder of a text. Cached.
+
+        Args:
+            text: the remainder.
+        """
         return self._spelling_tokens(text)
 
     @cached_property
@@ -325,7 +330,7 @@ class Compiler:
             error = EngineClosedError("the engine is closed.")
         elif not isinstance(error, SglError):
             error = ConstraintError(f"the constraint could not be compiled: {error!r}")
-        # its frames hold the future, and all that the compiling has made
+        # the frames of the traceback refer to the future and to all intermediate results
         error.__traceback__ = None
         self.cache.keep_error(key, future, error)
         future.set_exception(error)

@@ -31,7 +31,7 @@ from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
 logger = logging.getLogger("sglang_lite")
 
-SLOW_S = 1.0  # seconds of compilation from which a grammar is kept
+SLOW_S = 1.0  # a grammar is stored if compiling it takes more seconds than this
 # limit of all files together (least recently used go first), of one file, and of its content
 MAX_BYTES = 256 << 20
 _DIGEST = 32  # bytes of a SHA-256 digest
@@ -52,7 +52,7 @@ class GrammarDiskCache:
         digest.update(repr((vocabulary.tokens, vocabulary.eos_ids)).encode())
         self._fingerprint = digest.hexdigest()
 
-    def read_grammar(self, constraint: Constraint) -> Any:  # whatever type was passed to `put`
+    def read_grammar(self, constraint: Constraint) -> Any:  # the type given to `store_grammar`
         """Returns the prepared grammar of a constraint, or None if no valid file exists."""
         path = self.path_of(constraint)
         try:

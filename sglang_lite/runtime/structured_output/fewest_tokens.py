@@ -1,15 +1,16 @@
 """Finds the smallest number of tokens that can spell a text of a language, from its rules and the
 vocabulary.
 
-For each rule, and each place within a token in which its text may begin (token_rests.py), the
-search computes the fewest tokens that end before each place in which the text may end: the least
-solution of equations, approached from above. So rules may contain anything, themselves included,
-and no automaton of the whole language is needed. Whatever would exceed a number of tokens is left
-out, and this number grows until a text is found.
+The text of a rule may begin and end within a token (token_rests.py describes such places). For each
+rule and each place at which its text may begin, the search computes a number for each place at
+which the text may end: the fewest tokens that end before it. These numbers are the least solution
+of a system of equations, which the search approaches from above. So a rule may contain anything,
+even itself, and no automaton of the whole language is needed. The search leaves out places that
+need more than a certain number of tokens, and raises this number until it finds a text.
 
 Source: Y. Bar-Hillel, M. Perles, E. Shamir, On formal properties of simple phrase structure
-grammars, 1961: the intersection of a grammar with an automaton, which is the vocabulary's here, and
-with counts instead of truth values.
+grammars, 1961: the intersection of a grammar with an automaton. Here, the automaton is that of the
+vocabulary, and counts replace truth values.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ from sglang_lite.runtime.structured_output.token_rests import Costs, Rests, Toke
 from sglang_lite.runtime.structured_output.utf8 import byte_ranges
 
 MAX_WORK = 40_000  # steps by a byte or a node, about half a second
-_LONG = 2_000  # characters of a source, above which its quotes may be any text of the same kind
+# Quotes from a source with more characters are replaced by a simpler language that contains them.
+_LONG = 2_000
 _DEPTH = 30  # nesting depth of open rules, above which a rule is queued
 _MANY = 1 << 30  # more tokens than any text has
 
-_Key = tuple[str, Rests]  # a rule, and the place in which its text begins
+_Key = tuple[str, Rests]  # a rule, and the place at which its text begins
 
 
 def fewest_tokens(
@@ -159,8 +161,9 @@ class _Search:
 
         Args:
             node: the node.
-            costs: tokens that have ended before each place in which its text may begin.
-            most: tokens up to which places matter.
+            costs: for each place at which the node's text may begin, number of tokens that have
+                ended before the place.
+            most: number of tokens above which places are dropped.
         """
         if not costs:
             return costs
@@ -343,7 +346,7 @@ class _Search:
 
     def _step_over_character_run(self, place: Rests, cost: int, ranges: Ranges, most: int) -> Costs:
         """Returns the places that follow a run of any number of characters of a set, with their
-        costs. At most one token ends during the run. It may end within a character.
+        costs. At most one token ends during the run, possibly in the middle of a character.
         """
         after, ends = place.run(ranges)
         found: list[tuple[Rests, int]] = [] if after is None else [(after, cost)]

@@ -79,8 +79,8 @@ class MemberNames:
     Attributes:
         possible: possible kinds of objects; empty if names only have to be unique.
         used: names so far, as JSON texts.
-        counts: beginning -> number of used names that begin with it.
-        exhausted: shortest prefixes that only used names begin with.
+        counts: for each prefix of a used name, number of used names that begin with the prefix.
+        exhausted: shortest prefixes with which no unused name begins.
     """
 
     possible: tuple[PossibleKind, ...] = ()

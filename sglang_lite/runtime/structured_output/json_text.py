@@ -87,7 +87,7 @@ class _Container:
         values: values of the items so far, if they have to differ.
         start: index in the whole text at which the current name or item begins, or -1 between them.
         pending: whether a comma has come, so that another name or item must follow.
-        child: number of the position of the current member or item, or None.
+        child: number of the schema position of the current member or item, or None if it has none.
         count: number of items so far.
     """
 

@@ -12,11 +12,11 @@ from sglang_lite.constraints.formal.terms import DEAD
 from sglang_lite.protocol import ConstraintError
 from sglang_lite.runtime.structured_output.language_states import PIECE, LanguageStates, State
 
-# A state of the language, and the states it belongs to: a slowly growing text may still use older
-# ones than others.
+# A state of the language, and the `LanguageStates` that it belongs to. A text that grows slowly may
+# still use a `LanguageStates` that has been replaced.
 Place: TypeAlias = "tuple[State, LanguageStates | None]"
 
-# the states' own start, which need not be known before a text advances
+# stands for the start of the current states, which may not exist before a text advances
 _START: Place = ((-1, b""), None)
 
 

@@ -18,11 +18,12 @@ from sglang_lite.runtime.structured_output.base import Mask
 # State of the automaton, and the bytes of a character that is still incomplete.
 State: TypeAlias = "tuple[int, bytes]"
 
-# bytes that states must have read before they are renewed; with fewer, a single search fills them
+# bytes that states must have read before they are renewed; if they are full earlier, then a single
+# search has filled them
 _MIN_READ = 100
 _MAX_STEPS = 50_000  # most transitions that are cached for one language
 _STEP_BYTES = 300  # memory of a cached transition
-PIECE = 256  # bytes of a long text that are processed under one hold of the lock
+PIECE = 256  # bytes of a long text that are processed each time the lock is acquired
 TRIAL = 1_000  # cache misses before the hit rate decides whether states are tracked
 
 
@@ -38,7 +39,7 @@ class LanguageStates:
     Attributes:
         language, token_bytes, special: the arguments of these names.
         automaton: automaton of the language. Must be used under `lock`.
-        read: bytes of texts that were new to the states.
+        read: number of text bytes that were processed without a cached transition.
         masks: known masks by state.
     """
 
@@ -89,7 +90,7 @@ class LanguageStates:
     @property
     def is_worth_tracking(self) -> bool:
         """True if texts reach the same states often enough for tracking to pay."""
-        # each computed mask is looked up once itself
+        # after a mask has been computed, its own text looks it up once, which also counts as a hit
         return self.misses < TRIAL or self.hits > 2 * self.misses
 
     def state_after_token(self, state: State, token: int) -> State | None:

@@ -23,7 +23,7 @@ class RuledEndings:
     """Positions in texts that obey the rules of a ruled grammar (ruled_grammar.py).
 
     Args:
-        endings: places in the texts of the grammar.
+        endings: positions in the texts of the grammar without the rules.
         start: state in which the texts begin.
     """
 
@@ -59,8 +59,8 @@ class PartEndings:
     allows; see prefixed.py.
 
     Args:
-        part: places in the part's texts.
-        whole: places in the whole, which begins where the part does.
+        part: positions in the part's texts.
+        whole: positions in the texts of the whole, from the point at which the part begins.
     """
 
     part: Endings
@@ -86,7 +86,7 @@ class PartEndings:
 
     def characters(self, state: PartState) -> Iterator[tuple[str, PartState]]:
         found = dict.fromkeys([char for char, _ in self.part.characters(state[0])])
-        # the part distinguishes others
+        # the whole may distinguish characters that the part treats alike
         found |= dict.fromkeys([char for char, _ in self.whole.characters(state[1])])
         for char in found:
             after = self.advance_state(state, char.encode())

@@ -1,9 +1,9 @@
 """Tracks the lists in a JSON text as it is written. Finds items that are repeated in a row more
 often than permitted.
 
-Once an item has been repeated as often as permitted, some prefix of another repetition is known
-after which the grammar allows nothing else. A text that reaches this prefix counts as repeating the
-item.
+Once an item has been repeated as often as permitted, the tracker finds the shortest prefix of
+another repetition after which the grammar allows only the rest of it. A text that reaches this
+prefix counts as repeating the item.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class _Open:
         start: index in the text at which the current item begins, or -1 between items.
         end: index at which the last item ended or the array began.
         item: value of the last item.
-        run: number of equal items that the array ends with.
-        bound: text after `end` that only the same item again can follow; empty if that is
-            permitted.
+        run: number of equal items at the end of the array so far.
+        bound: prefix of another repetition of the item. If it comes after `end`, only the rest of
+            the repetition can follow. Empty if the repetition is permitted, or no prefix is known.
     """
 
     __slots__ = ("bound", "end", "is_object", "item", "run", "start", "step")
@@ -75,7 +75,7 @@ class ListText:
         self._name_start = 0
         before = rules.before.encode("utf-8", "surrogatepass")
         self._state = None if endings is None else endings.start
-        self._known = len(before)  # length of the text whose state `_state` is
+        self._known = len(before)  # length of the text after which the state is `_state`
         self.append_and_find_repeat(before)
 
     def copy(self) -> ListText:
@@ -174,8 +174,8 @@ class ListText:
         repetition can follow. Empty if there is no such prefix or it is not known.
 
         Args:
-            end: length of the text before.
-            again: the repetition: an item and the text that separates it from the item before.
+            end: length of the text before the repetition.
+            again: the repetition: an item and the text that separates it from the previous item.
         """
         if self._endings is None or self._state is None or end < self._known:
             return b""

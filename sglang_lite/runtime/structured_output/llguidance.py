@@ -57,8 +57,9 @@ _SLICES = [
 # A grammar that takes longer to compile has one lexer shared by all threads.
 _QUICK = 0.02  # seconds of compilation
 _ENOUGH = 4  # texts of a lexer before another lexer is added and masks are shared
-# A lexer of substrings grows by at most this many bytes for each token unlike all before it, and in
-# total for each character of its sources in the grammar's text.
+# A lexer of substrings grows by at most `_SEEN_BYTES` with each token that it sees for the first
+# time. In total, it grows by at most `_SOURCE_BYTES` for each character of the sources in the
+# grammar's text.
 _SEEN_BYTES = 16_000
 _SOURCE_BYTES = 1_300
 MAX_GROWN = 256 << 20  # bytes by which a lexer may grow before it is replaced
@@ -105,7 +106,7 @@ class _Lexer:
         start: parser at the start of a text; the other parsers are copies of it.
         is_shared: whether new texts share it; otherwise it belongs to a single text.
         texts: texts whose parsers share the lexer.
-        tokens: number of tokens that these have consumed.
+        tokens: number of tokens that the parsers have consumed.
         is_renewed: whether its replacement is being created.
     """
 

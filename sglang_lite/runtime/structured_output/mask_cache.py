@@ -1,8 +1,8 @@
 """Cache of token masks, shared by many languages.
 
-An engine computes a new mask for each request. In a batch of requests with one constraint, most
-requests are in a state (language_states.py) that another one has visited. Its mask is known, and
-the engine need not even process the tokens up to it.
+An engine computes a new mask for each request. In a batch of requests with the same constraint,
+most requests are in a state (language_states.py) that another request has visited. The mask of such
+a state is known, and the engine need not even process the tokens that lead to the state.
 """
 
 from __future__ import annotations

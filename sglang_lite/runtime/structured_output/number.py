@@ -26,7 +26,7 @@ from sglang_lite.runtime.structured_output.base import (
 )
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary, build_token_mask
 
-MAX_DIGITS = 19  # as many as the largest integer of 64 bits has
+MAX_DIGITS = 19  # number of digits of the largest 64-bit integer
 _FIRST = re.compile(rb"[-+]?[0-9]|[-+]\Z")
 _AFTER_SIGN = re.compile(rb"[0-9]")
 _NO_DIGIT = re.compile(rb"[^0-9,]")

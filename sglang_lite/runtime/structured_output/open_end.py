@@ -6,14 +6,14 @@ end the sequence, and most models then continue. So the text ends where a reader
 text would end it:
 
 - Where the text is complete, any token may come. One that the grammar does not allow ends the text.
-- A letter does not end a text whose last character is a letter, nor a digit one whose last is a
-  digit: " blueish" is not read as " blue", nor 47 as 4. Scripts without case, which have no blanks
-  between words, have no such rule.
-- The text is the longest prefix that is complete, and may end within the token that ends it: the
-  rest of the token is not part of it. Tokens that continue the text are not searched for an end.
+- A letter does not end a text whose last character is a letter: " blueish" is not read as " blue".
+  A digit does not end a text whose last character is a digit: 47 is not read as 4. Scripts without
+  case, which have no blanks between words, have no such rule.
+- The text is the longest prefix that is complete. It may end within a token, and the remainder of
+  that token does not belong to the text. Tokens that continue the text are not searched for an end.
 - Choices, regexes and JSON scalars follow the rule "read": after a possible end any token may come,
-  so "24. The" is read as 24. Grammars and repetitions follow the rule "written": anything begun is
-  finished, and the text may end only where it is complete.
+  so "24. The" is read as 24. Grammars and repetitions follow the rule "written": once the model has
+  begun to continue the text, the text may end only where it is complete again.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def find_end_rule(constraint: Constraint) -> EndRule | None:
         case OneOf(options):
             rules = set(map(find_end_rule, options))
             if all(isinstance(option, Choices | Regex | JsonSchema) for option in options):
-                return "read"  # one may continue where another ends
+                return "read"  # one option may continue where another ends
             return None if None in rules else "written" if "written" in rules else "read"
     return None
 
@@ -142,8 +142,8 @@ class EndTokens:
         self._behind["other"] = self.all
         self._eos = vocabulary.eos_mask()
         self.silent = [token for token in vocabulary.eos_ids if not vocabulary.tokens[token]]
-        # By kind and the id of a mask, which the entry keeps alive: rows with the same mask share
-        # this one, too.
+        # Extended masks, by the id of the original mask and the kind of the last character. An
+        # entry keeps its original mask alive. Rows with the same mask also share the extended one.
         self._joined: dict[tuple[int, Kind], tuple[Mask, Mask]] = {}
         self._lock = threading.Lock()
 
@@ -175,8 +175,9 @@ class OpenText:
 
     Attributes:
         text: the whole text, including the part before the first token.
-        count: number of its tokens.
-        end: number of bytes and of tokens up to which it is certain; None if all of it is.
+        count: number of tokens in the text.
+        end: number of bytes, and number of tokens, in the part that is certain; None if the whole
+            text is certain.
     """
 
     def __init__(self) -> None:
@@ -210,10 +211,11 @@ class OpenText:
         return self.text[self._start : end].decode("utf-8", "ignore")
 
     def close(self, kept: int) -> None:
-        """Ends the text: no more tokens follow. All of it stays if no token has ended it.
+        """Ends the text: no more tokens follow. If the text has no earlier end, it ends after
+        the last token of the output.
 
         Args:
-            kept: number of tokens of the output, without a token that stopped it.
+            kept: number of tokens of the output, without a token that stopped the output.
         """
         if self.end is None and self.count > kept:
             self.end = self._before
@@ -235,7 +237,8 @@ class OpenEndMatcher(DelegatingMatcher):
         self._text = OpenText()
         # whether the text has an earlier possible end that it may fall back to
         self._may_go_back = False
-        self._is_open = False  # whether it ever had one, or was ended by a token outside it
+        # whether the text ever had such an end, or was ended by a token outside it
+        self._is_open = False
         self._ended = False
         self._complete: bool | None = None  # None if it is not known here
         self._own: Mask | None = None  # the inner matcher's mask here, once it is known

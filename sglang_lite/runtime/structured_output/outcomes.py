@@ -1,6 +1,7 @@
-"""Outcomes of a model's next tokens for a reader of texts: after which tokens it is still open what
-is read, after which a certain text is read, and after which none is.
+"""Outcomes of a model's next tokens for a text reader.
 
+Each token has one of three outcomes. After a live token, it is still open which text is read. A
+token that ends a text makes certain which text is read. After a dead token, no text can be read.
 Ids without text, such as the end of the sequence, count as the end of the free text.
 """
 
@@ -17,15 +18,15 @@ from numpy.typing import NDArray
 
 from sglang_lite.constraints.reader import TextReader
 
-# Bytes of a token that belong to the text which it ends; or a number <= 0 if the text ended before
-# the token, by so many bytes.
+# How a token ends a text: the first bytes of the token, if they still belong to the text; otherwise
+# minus the number of bytes between the end of the text and the token.
 End: TypeAlias = "bytes | int"
 
 DEAD = 0
 LIVE = 1
 FIRST_END = 2
-_KEPT = 256  # positions of a reader whose outcomes are kept
-_KEPT_LIVE = 2 << 20  # live tokens in all of them, 12 bytes each
+_KEPT = 256  # most positions of a reader whose outcomes are cached
+_KEPT_LIVE = 2 << 20  # most live tokens in all cached outcomes, 12 bytes each
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -34,12 +35,12 @@ class Outcomes:
 
     Attributes:
         vocabulary: the tokens.
-        stretches: class of each stretch of the sorted tokens, as (end of the stretch, class).
+        stretches: stretches of sorted tokens with the same class, as (end of the stretch, class).
         without_text: class of the ids without text.
-        ends: class of the tokens after which a text is read, by how much of them belongs to it;
-            from 2 on, in order.
+        ends: classes of the tokens that end a text, by how they end it. The classes are numbered
+            from FIRST_END on, in order.
         live_tokens: the live tokens, int64 [L].
-        live_positions: position of the reader after each of them, int32 [L].
+        live_positions: position of the reader after each live token, int32 [L].
     """
 
     vocabulary: SortedVocabulary
@@ -50,8 +51,8 @@ class Outcomes:
     live_positions: NDArray[np.int32]
 
     def build_classes(self) -> NDArray[np.int32]:
-        """Returns the class of each token, int32 [V]: DEAD for tokens after which nothing can be
-        read, LIVE for those after which it is open what is read, and that in `ends` for the others.
+        """Returns the class of each token, int32 [V]: DEAD for dead tokens, LIVE for live tokens,
+        and the class in `ends` for tokens that end a text.
         """
         classes = np.full(self.vocabulary.size, self.without_text, dtype=np.int32)
         start = 0
@@ -73,16 +74,19 @@ class TokenOutcomes:
         self.reader = reader
         self._vocabulary = vocabulary
         self._found: dict[int, Outcomes] = {}
-        self._live_tokens = 0  # in all that is found
+        self._live_tokens = 0  # in all cached outcomes
         self._lock = threading.Lock()  # held by searches
 
     def get_outcomes(self, position: int) -> Outcomes | None:
-        """Returns the outcomes at a position if they are known. Waits for no search."""
+        """Returns the outcomes at a position, or None if they are not cached. Never waits for a
+        search.
+        """
         return self._found.get(position)
 
     def find_outcomes(self, position: int) -> Outcomes:
-        """Returns the outcomes at a position. Looks at each token for the first time, which takes
-        up to some tenths of a second. Raises as the methods of the reader's language do.
+        """Returns the outcomes at a position. If they are not cached, a search over all tokens
+        takes up to some tenths of a second. Raises the same errors as the methods of the reader's
+        language.
         """
         with self._lock:
             found = self._found.get(position)
@@ -111,7 +115,9 @@ class SortedVocabulary:
 
 
 class _OutcomeSearch:
-    """Walks the tokens as a tree of bytes, as far as a text of the reader goes with them."""
+    """Search for the outcomes at one position. Walks through the tree of the tokens' bytes, and
+    follows a branch until the reader can't continue with the next byte.
+    """
 
     def __init__(self, reader: TextReader, vocabulary: SortedVocabulary, position: int) -> None:
         self._reader = reader
@@ -138,8 +144,13 @@ class _OutcomeSearch:
         )
 
     def _walk(self, low: int, high: int, depth: int, position: int) -> None:
-        """Finds the outcomes of the tokens from number `low` to `high`, which have their first
-        `depth` bytes in common, after which the reader is at `position`.
+        """Finds the outcomes of sorted tokens that begin with the same bytes.
+
+        Args:
+            low: index of the first token.
+            high: index after the last token.
+            depth: number of first bytes that all these tokens share.
+            position: position of the reader after the shared bytes.
         """
         texts = self._vocabulary.texts
         while low < high and len(texts[low]) == depth:
@@ -162,7 +173,7 @@ class _OutcomeSearch:
             low = end
 
     def _add_stretch(self, end: int, found: int) -> None:
-        """Gives a class to the tokens up to number `end`."""
+        """Assigns a class to the sorted tokens from the end of the last stretch to index `end`."""
         if self._stretches and self._stretches[-1][1] == found:
             self._stretches[-1] = end, found
         else:

@@ -27,7 +27,7 @@ class ContinuedGrammar:
     """Grammar of texts that continue an existing text.
 
     Args:
-        whole: grammar of all nodes together.
+        whole: grammar of the whole text: the existing text and everything that follows it.
         text: existing text.
         part: grammar of only this generation, or None. With a part, a text need not complete the
             whole; without one, it must.
@@ -60,8 +60,8 @@ class ContinuedGrammar:
 
     def lengths(self, written: str = "") -> TextLengths:
         """Returns bounds on the number of tokens in the continuation. If there is a part, they are
-        the bounds of the part. These may be loose, since the whole may allow only some of the
-        part's texts.
+        the bounds of the part, but the upper bound is that of the whole if it is smaller. They may
+        be loose, since the whole may allow only some of the part's texts.
         """
         whole = self._whole.lengths(self._text + written)
         if self._part is None:

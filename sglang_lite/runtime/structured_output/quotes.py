@@ -38,7 +38,7 @@ from sglang_lite.runtime.structured_output.vocabulary import (
 )
 
 _QUOTE = ord('"')
-_MANY = 64  # places in documents, above which a mask is cached
+_MANY = 64  # masks of quotes that may continue at more places than this are cached
 _KEPT_BYTES = 16 << 20  # bytes of cached masks
 
 
@@ -62,7 +62,7 @@ class QuoteTokens:
         self.size = size
         texts = [(b"" if token in special else text) for token, text in enumerate(token_bytes)]
         whole: dict[bytes, list[int]] = {}
-        # tokens by a text before a quotation mark in them
+        # tokens with a quotation mark, by the text before the mark in the token
         self._closing: dict[bytes, list[int]] = {}
         for token, text in enumerate(texts):
             if text:
@@ -75,14 +75,14 @@ class QuoteTokens:
             (token for token, text in enumerate(texts) if _QUOTE in text[:-1]), size
         )
         self._longest = max(map(len, whole), default=0)
-        # of the texts before one, by their first byte
+        # lengths of these texts before a quotation mark, by the texts' first byte
         self._closing_lengths: dict[bytes, set[int]] = {}
         for text in self._closing:
             self._closing_lengths.setdefault(text[:1], set()).add(len(text))
         self._special = frozenset(token for token, text in enumerate(texts) if not text)
         self._texts = sorted(whole)
         self._tokens = [whole[text] for text in self._texts]
-        # index of the longest other text that each one begins with, or -1
+        # for each text, index of the longest other text that is a prefix of it, or -1
         self._shorter: list[int] = []
         for index, text in enumerate(self._texts):
             shorter = index - 1
@@ -105,7 +105,7 @@ class QuoteTokens:
         closing = set[bytes]()
         for at in places:
             following = text[at : at + self._longest]
-            # its chain has all texts that are prefixes of this one
+            # following `shorter` from here visits all texts that are prefixes of `following`
             index = bisect_right(texts, following) - 1
             while index >= 0 and index not in known:
                 if following.startswith(texts[index]):
@@ -314,7 +314,7 @@ class QuoteMatcher(LoneMatcher):
     Args:
         grammar: its grammar.
         strings: matcher of the text in which any string may stand for a quote.
-        place: place of the text in the language.
+        place: state of the text in the language.
 
     Attributes:
         strings, place: the arguments of these names.

@@ -20,7 +20,7 @@ class RepeatGuard:
         text_of: function that returns the text of tokens, skipping special ones.
 
     Attributes:
-        refused: number of places at which a token was rejected.
+        refused: number of positions at which a token was rejected.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class RepeatGuard:
         self.refused = 0
         self._lists = ListText(rules, endings)
         self._text_of = text_of
-        self._tokens: list[int] = []  # rejected at the current place
+        self._tokens: list[int] = []  # rejected at the current position
         self._gives_way = False
         # token that was not rejected, and the text including it
         self._next: tuple[int, ListText] | None = None
@@ -56,7 +56,7 @@ class RepeatGuard:
         return False
 
     def stop_rejecting_here(self) -> None:
-        """Stops rejecting tokens at the current place."""
+        """Stops rejecting tokens at the current position."""
         self._tokens = []
         self._gives_way = True
 

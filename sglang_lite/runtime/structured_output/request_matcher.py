@@ -18,7 +18,7 @@ class RequestMatcher(DelegatingMatcher):
 
     Attributes:
         repeats, sources: the arguments of these names.
-        busy: whether a mask is being computed for it, so that it must not be copied.
+        busy: whether a mask is being computed for the matcher, so that it must not be copied.
     """
 
     def __init__(

@@ -6,8 +6,9 @@ rules that a schema leaves to the masks (constraints/json_schema/mask_rules.py).
 
 The text is followed as JSON (json_text.py). Tokens that would complete a name that its object
 already has are removed from the mask, and if names may run out, so are tokens that begin such a
-name. If that leaves no token (at a position without a rule), they stay, and the check of the
-finished value rejects it. If all positions have rules, some token is always left.
+name. If no token would be left (at a position without a rule), these tokens stay in the mask, and
+the check of the finished value rejects the text. If all positions have rules, some token is always
+left.
 """
 
 from __future__ import annotations
@@ -164,12 +165,15 @@ class RuledMatcher(DelegatingMatcher):
         super().__init__(inner)
         self._tokens = tokens
         self._text = text.copy()
-        self._mask: Mask | None = None  # what is left of the inner matcher's mask at this place
-        # names that have come in the open objects,
+        # mask at this position: the inner matcher's mask without the tokens that break a rule
+        self._mask: Mask | None = None
+        # names that have come in the open objects
         self._used: Sequence[frozenset[bytes]] | None = None
-        self._writing: list[int] = []  # and tokens that may write one of them
-        self._watches = True  # whether a token may break a rule at this place, or changes the text
-        # whether no token may break a rule before JSON punctuation, as the name's prefix is new
+        self._writing: list[int] = []  # tokens that may write one of these names
+        # whether a token may break a rule at this position, or must be tracked
+        self._watches = True
+        # whether no token can break a rule before the next JSON punctuation, because no used name
+        # begins like the current one
         self._settled = False
         self._error = ""
 

@@ -12,8 +12,14 @@ SPELLED = -1  # position after a token that spells the end of the text
 
 
 def find_spelling_tokens(vocabulary: SortedVocabulary, text: bytes) -> Outcomes:
-    """Returns the outcomes of tokens for what is left of a text: those are live that begin with it,
-    whose position is SPELLED, or with which it begins, whose position is the number of their bytes.
+    """Returns the outcomes of the tokens that may spell the remainder of a text.
+
+    A token is live in two cases. If it begins with the whole remainder, its position is SPELLED. If
+    the remainder begins with the token, the position is the number of the token's bytes.
+
+    Args:
+        vocabulary: tokens of the model.
+        text: the remainder.
     """
     texts = vocabulary.texts
     low = bisect_left(texts, text)
@@ -25,13 +31,13 @@ def find_spelling_tokens(vocabulary: SortedVocabulary, text: bytes) -> Outcomes:
         number = bisect_left(texts, text[:length])
         while (
             number < len(texts) and texts[number] == text[:length]
-        ):  # spelled alike by several ids
+        ):  # several ids may have the same bytes
             numbers.append(number)
             number += 1
     positions = [len(texts[number]) for number in numbers] + [SPELLED] * (high - low)
     numbers += range(low, high)
     stretches: list[tuple[int, int]] = []
-    for number in numbers:  # in order, as a text comes before those that begin with it
+    for number in numbers:  # sorted, as prefixes of `text` come before tokens that begin with it
         if stretches and stretches[-1][0] == number:
             stretches[-1] = number + 1, LIVE
         else:

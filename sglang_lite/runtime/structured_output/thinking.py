@@ -211,7 +211,7 @@ class _Progress:
 
 
 class ThinkingMatcher(DelegatingMatcher):
-    """Matcher of an output that begins with a thought, whose length it limits.
+    """Matcher that limits the length of the thoughts in an output.
 
     Args:
         inner: matcher of the whole output.
@@ -347,7 +347,7 @@ class ThinkingMatcher(DelegatingMatcher):
         """Begins a thought.
 
         Args:
-            text: its first text, from the token that contains the start mark.
+            text: text after the start mark, in the token that completes the mark.
         """
         progress = self._progress
         progress.stage = "thought"
@@ -456,9 +456,9 @@ class ThoughtLimiter:
 
         Args:
             inner: matcher of the output, at its beginning.
-            grammar: its grammar; None if the answer is free.
-            thinking: value of the parameter of this name.
-            total: maximum number of the output's tokens.
+            grammar: grammar of the output; None if the answer is free.
+            thinking: value of the parameter `thinking`.
+            total: maximum number of tokens of the output.
             prompt: tokens before the output.
 
         Raises:

@@ -24,7 +24,7 @@ _FEW = 4096  # most rests for which a run is computed eagerly
 _CHECKED = 24  # most rests of a place for which its `worth` is computed
 _MAX_BYTES = 64 << 20  # approximate memory kept between two searches
 
-# place after some bytes, if any; whether a token may end there
+# the place after some bytes, or None if no rest continues there; and whether a token may end there
 Step: TypeAlias = "tuple[Rests | None, bool]"
 Ways: TypeAlias = "list[tuple[Term, Ranges]]"
 Costs: TypeAlias = "dict[Rests, int]"  # fewest tokens that have ended before each place
@@ -34,7 +34,8 @@ class Rests(Protocol):
     """Place in a text between two bytes, described by the rests of tokens that are possible there.
 
     Attributes:
-        worth: most tokens needed to spell any one of its rests separately; 0 if unknown.
+        worth: largest number of tokens that one of the rests takes if it is spelled separately; 0
+            if unknown.
         price: number of tokens to count when a rest ends.
     """
 
@@ -50,7 +51,7 @@ class Rests(Protocol):
 
     def leave(self, low: int, high: int) -> Step:
         """Returns the same as `step_byte`, but only for rests that leave a preceding run of
-        characters. If the run could continue a rest with a whole character, the rest is ignored.
+        characters. A rest that could continue the run with a whole character is ignored.
         """
         ...
 

@@ -1,11 +1,12 @@
 """Worker process that compiles constraints within limits on time and memory.
 
-It is killed if a constraint takes too long, and compiling fails if it takes too much memory. The
-time limit is CPU time, so a busy machine rejects nothing that an idle one accepts. A process whose
-memory has grown is replaced. It imports no torch, unless its engine is xgrammar, which does.
+The process is killed if a constraint takes too long, and compiling fails if it takes too much
+memory. The time limit is CPU time, so a busy machine rejects nothing that an idle one accepts. A
+process whose memory has grown is replaced. The process does not import torch, unless its engine is
+xgrammar, which imports torch itself.
 
-It ends with its parent: its socket is closed then, and while it compiles, the system kills it (on
-Linux; elsewhere its time limit ends it).
+When the parent ends, so does the worker process. If it is idle, it ends because its socket is
+closed. If it is compiling, the system kills it on Linux; elsewhere, the time limit ends it.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ from sglang_lite.runtime.structured_output.registry import make_engine
 from sglang_lite.runtime.structured_output.ruled_grammar import extract_mask_rules, pack_mask_rules
 from sglang_lite.runtime.structured_output.vocabulary import Vocabulary
 
-# for a process to start and import an engine: 1 s of CPU time, but a busy machine gives little
+# limit for a process to start and import an engine. This takes 1 s of CPU time, but a busy machine
+# gives the process little CPU time.
 START_SECONDS = 300.0
 # seconds without any CPU time after which a process with work to do counts as stuck
 STILL_SECONDS = 30.0
@@ -197,7 +199,8 @@ def main(descriptor: int, memory_mb: int) -> None:
         descriptor: file descriptor of the socket to the parent.
         memory_mb: memory limit of the process, in MB.
     """
-    # the parent is the thread that started it, which ends when the compiler is closed
+    # to the system, the parent is the thread that started this process. The thread ends when the
+    # compiler is closed.
     be_killed_with_parent()
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may ignore it

@@ -122,7 +122,7 @@ class XgrammarEngine:
 
     Args:
         vocabulary: vocabulary of the model.
-        spell: function that tokenises a text that follows another, or None to force no tokens.
+        spell: function that tokenises text that is not at the start, or None to force no tokens.
     """
 
     name = "xgrammar"
