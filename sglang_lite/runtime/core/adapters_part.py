@@ -20,8 +20,8 @@ class NoAdapters(EnginePart):
     """Answers the calls about adapters in an engine that has none."""
 
     def answers(self, inbox: Inbox, run: Run) -> CallTable:
-        """Returns functions that raise an error for calls to load or unload an adapter, and list no
-        adapters.
+        """Returns functions that answer the calls: loading or unloading an adapter raises an error,
+        and the list of adapters is empty.
         """
         return {
             LoadLoraAdapter: lambda _: run(raise_no_adapters),
@@ -69,7 +69,7 @@ class AdaptersPart(EnginePart):
         }
 
     def stats(self) -> Counts:
-        """Counts adapters and how often they were read or copied."""
+        """Returns the number of adapters, and how often they were read or copied."""
         return self.adapters.stats()
 
     def memory_stats(self) -> dict[str, int]:

@@ -107,15 +107,16 @@ def make_tiers(
 def _count_host_slots(
     config: EngineConfig, capacity: Capacity, token_bytes: int, state_bytes: int
 ) -> tuple[int, int]:
-    """Returns how many pages and states the host tier holds: `hicache_ratio` times the device's
-    numbers or, if `hicache_size` is set, as many as fit into it, with the share for states given by
-    `mamba_full_memory_ratio`.
+    """Returns how many pages and states the host tier has room for. That is `hicache_ratio` times
+    the device's numbers or, if `hicache_size` is set, as many as fit into that size.
+    `mamba_full_memory_ratio` then determines the share for states.
 
     Args:
-        token_bytes, state_bytes: size of a token's keys and values, 0 for models without attention;
-            and of a state, 0 for models without states. The tests' model has neither.
+        token_bytes: size of a token's keys and values; 0 for models without attention.
+        state_bytes: size of a state; 0 for models without states. Both are 0 for the tests' model.
     """
-    if config.hicache_size and state_bytes and not token_bytes:  # pages say where states are
+    # pages without keys and values take no memory, but states are found through them
+    if config.hicache_size and state_bytes and not token_bytes:
         return (
             max(int(config.hicache_ratio * capacity.pages), 1),
             max(int(config.hicache_size * 1e9 / state_bytes), 1),
@@ -147,9 +148,9 @@ def page_names(
     equal contents, apart from rounding differences.
 
     Args:
-        config: its settings.
-        name: name of its model.
-        path: folder or file of its weights; None if it was created another way.
+        config: settings of the engine.
+        name: name of the engine's model.
+        path: folder or file of the model's weights; None if they don't come from files.
         model: the model.
         capacity: sizes of the engine.
         given: whether weights came as tensors, in which case no other engine may use the names.
@@ -170,8 +171,8 @@ def page_names(
 
 
 def _describe_states(config: EngineConfig, model: Model) -> str:
-    """Returns a description of a model's states that differs if their bytes mean something else;
-    empty for a model without states.
+    """Returns a description of a model's states. It is equal only for models whose states have the
+    same format, and empty for a model without states.
     """
     if not model.state_bytes:
         return ""

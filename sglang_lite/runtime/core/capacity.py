@@ -19,10 +19,10 @@ from sglang_lite.runtime.models.memory_check import check_free_memory
 from sglang_lite.runtime.models.model import is_fused
 
 logger = logging.getLogger("sglang_lite")
-_MAX_STATES = 4096  # that are kept by default
-# of models without attention
-_KEPT_STATES = 4  # for each request, on a CPU
-_TOKENS_WITHOUT_KEYS = 1 << 24  # which cost no memory of the device
+_MAX_STATES = 4096  # maximum number of states kept by default
+# for models without attention
+_KEPT_STATES = 4  # number of kept states for each request, on a CPU
+_TOKENS_WITHOUT_KEYS = 1 << 24  # maximum number of cached tokens, which cost no device memory
 _ENCODER_BYTES = 1 << 30  # used by an image encoder while it runs
 
 
@@ -42,7 +42,7 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
     else:
         openmp.log_unbounded_spinning()
     sizes = config.resolve_sizes(gpu=device.type == "cuda", longest=context_length)
-    if loaded.media is not None and loaded.media.block:  # a step computes it whole
+    if loaded.media is not None and loaded.media.block:  # one step must compute a whole block
         least = loaded.media.block + sizes.max_running
         sizes = replace(sizes, step_tokens=max(sizes.step_tokens, least))
     model = loaded.model
@@ -102,8 +102,8 @@ def compute_capacity(config: EngineConfig, loaded: LoadedModel) -> Capacity:
 def _limit_running_by_states(
     config: EngineConfig, state_bytes: int, sizes: Sizes, room: int
 ) -> Sizes:
-    """Returns the sizes with fewer running requests, if the config leaves their number open and
-    `room`, the memory for states, has none for so many.
+    """Returns `sizes`, with fewer running requests if the config leaves their number open and
+    `room`, the memory for states, is too small for all of them.
     """
     open_sizes = config.max_running is None and config.max_mamba_cache_size is None
     if not state_bytes or not open_sizes:
@@ -113,8 +113,8 @@ def _limit_running_by_states(
 
 
 def count_states(config: EngineConfig, state_bytes: int, sizes: Sizes, room: int) -> int:
-    """Returns the number of places for states: those of running requests and those that are kept.
-    Returns 0 for a model without states.
+    """Returns the number of places for states, both of running requests and of kept states. Returns
+    0 for a model without states.
 
     Args:
         config: the engine's settings.

@@ -68,7 +68,7 @@ class ChoiceScoring:
         self._start = 0  # index of the first scored token in the choices' rows
         # used on the loop's thread only
         self._ended = False
-        # prompt-only, may never be submitted; None before scoring begins
+        # prompt-only request, which may never be submitted; None before scoring begins
         self._prompt: Request | None = None
         self._requests: list[Request] = []  # one per row: choices, then choices without the prompt
         self._awaited: set[int] = set()  # rows without a result yet
@@ -207,7 +207,7 @@ class ChoiceScoring:
         count = len(self._choices)
         store = loop.scheduler.store
         cached = store.tree.cached_length(*before.space.tree_key(before.tokens))
-        # for each choice
+        # number of tokens of the prompt that each choice would compute
         again = max(len(before.tokens) // store.page_size * store.page_size - cached, 1)
         self._prompt = before
         self._requests = requests
@@ -278,14 +278,14 @@ class ChoiceScoring:
     def _finish_scoring(self, outcome: Selection | SglError) -> None:
         if self._ended:
             return
-        if isinstance(outcome, RequestAbortedError):  # of one row
+        if isinstance(outcome, RequestAbortedError):  # one row was aborted
             outcome.partial = self.partial_result()
         self._ended = True
         if isinstance(outcome, SglError):
             self._abort()
         sink = self._sink
-        # Requests and sink hold this object: without a cycle all are freed now, not when the
-        # collector runs.
+        # Requests and sink refer to this object. Breaking the cycle frees all of them now, not only
+        # when the garbage collector runs.
         self._prompt = None
         self._requests = []
         self._sink = _ignore_late_outcome

@@ -57,7 +57,7 @@ class _Text:
     index: int
     ids: NDArray[np.int32]
     types: NDArray[np.int32]
-    space: PrefixSpace  # of its adapter, and of the tokens the adapter applies to
+    space: PrefixSpace  # identifies its adapter, and the tokens that the adapter applies to
 
 
 class EmbeddingLoop(ReadingLoop):
@@ -66,7 +66,7 @@ class EmbeddingLoop(ReadingLoop):
     Args:
         encoder: model that encodes the texts.
         step_tokens: maximum number of tokens in a step; a longer text has its own step.
-        adapters: adapters that texts can have; None without.
+        adapters: adapters that texts can name; None if the engine has none.
 
     Attributes:
         requests, texts, tokens: counts so far.
@@ -87,7 +87,7 @@ class EmbeddingLoop(ReadingLoop):
 
         Args:
             request: the texts.
-            adapters: adapter of each.
+            adapters: adapter of each text, or None.
             future: gets float32 [N, width] once all texts are encoded; if it is cancelled, they are
                 skipped.
 
@@ -195,7 +195,7 @@ class EmbeddingLoop(ReadingLoop):
         return found
 
     def _adapter_slots(self, texts: Sequence[_Text]) -> CpuLoraStep | None:
-        """Returns the adapter slots of the texts' tokens; None without adapters."""
+        """Returns the adapter slots of the texts' tokens, or None if the engine has no adapters."""
         if self._adapters is None:
             return None
         pool = self._adapters.pool

@@ -62,8 +62,8 @@ def encode(
     If they can't be encoded together, they are encoded one by one.
 
     Args:
-        pixels: functions that return the inputs of each. What they raise counts as an error of the
-            encoder.
+        pixels: for each medium, a function that returns its inputs. Exceptions of these functions
+            count as errors of the encoder.
         fetch: whether to wait for a GPU and return features in the host's memory. If not, NaN
             features are detected only when they make logits NaN.
     """

@@ -29,9 +29,9 @@ class Encoding:
 
     Args:
         encoder: encoder of images.
-        store: its features.
+        store: store of the encoder's features.
         preparer: decodes images.
-        pool: threads that it runs on; shut down by `close`.
+        pool: threads that the preparer runs on; shut down by `close`.
         most_numbers: maximum number of pixel values that are encoded together, unless there is only
             one image.
         closed: function that releases the encoder's resources.
@@ -59,10 +59,13 @@ class Encoding:
         self._preparer = preparer
         self._pool = pool
         self._closed = closed
-        self._waiting: deque[Request] = deque()  # for room in the store, in order
-        self._claimed: dict[Request, list[Features]] = {}  # their rows are reserved
-        self._pixels: dict[bytes, Future[Pixels]] = {}  # by key of images that are not encoded yet
-        self._lost: list[Features] = []  # of requests that run, to be encoded again
+        # requests that wait for room in the store, in order
+        self._waiting: deque[Request] = deque()
+        # features of requests with reserved rows in the store
+        self._claimed: dict[Request, list[Features]] = {}
+        # by key, for images that are not encoded yet
+        self._pixels: dict[bytes, Future[Pixels]] = {}
+        self._lost: list[Features] = []  # features of running requests, to be encoded again
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._waiting
@@ -145,7 +148,7 @@ class Encoding:
         ]
         for request in complete:
             del self._claimed[request]
-        if self._pixels:  # some perhaps of requests that have ended
+        if self._pixels:  # some may belong to requests that have ended
             needed = {
                 entry.item.key
                 for entries in (self._lost, *self._claimed.values())

@@ -18,8 +18,8 @@ from sglang_lite.runtime.core.step_loop import StepLoop
 from sglang_lite.runtime.structured_output.compiler import Compiler
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-_KEPT = 4096  # number of texts
-_LONGEST = 2048  # characters of a text that is kept
+_KEPT = 4096  # maximum number of cached texts
+_LONGEST = 2048  # maximum number of characters of a cached text
 
 
 class ConstantTexts:
@@ -28,7 +28,7 @@ class ConstantTexts:
 
     Args:
         encode: function that encodes spans which follow other text.
-        encoder: executor that it runs on.
+        encoder: executor that `encode` runs on.
     """
 
     def __init__(self, encode: Callable[[Sequence[Span]], array[int]], encoder: Executor) -> None:

@@ -125,7 +125,8 @@ class EngineCore:
     Args:
         config: configuration of the engine.
         loaded: loaded model.
-        parts: features that only some engines have. Parameters and calls of others are rejected.
+        parts: features that only some engines have. Parameters and calls that need another feature
+            are rejected.
         encoder: executor for tokenisation; None for a new thread pool.
 
     Attributes:
@@ -150,7 +151,7 @@ class EngineCore:
     encoder: EncoderSpec | None = None  # set in an encoder's core
     responds = generates = True  # unlike a stopped process or an encoder
     pids: Sequence[int] = ()  # it has no process of its own
-    _profile: Profiler | None = None  # being recorded
+    _profile: Profiler | None = None  # running profile
 
     def __init__(
         self,
@@ -186,7 +187,7 @@ class EngineCore:
             memory_mb=config.compile_memory_mb,
             tracked="state" in config.drafters,
         )
-        # while kernels compile
+        # runs while kernels compile
         warming = self.compiler.warm_up() if self.device.type != "cpu" else []
         queues = Queues(store)
         for part in parts:
@@ -482,7 +483,7 @@ class EngineCore:
                 "cached_tokens": store.tree.pages * store.page_size,
                 "paused_branches": len(scheduler.pauses),
                 "paused_tokens_evicted": scheduler.pauses.pages_given_up * store.page_size,
-                # neither has an owner
+                # free pages and those in quarantine have no owner
                 "free_tokens": (store.pool.free + store.pool.quarantined) * store.page_size,
                 "total_tokens": store.pool.total * store.page_size,
                 "prompt_tokens": scheduler.admission.prompt_tokens,
@@ -702,7 +703,7 @@ def _heal(
     grammar: CompiledGrammar | None,
     start: Callable[[], None],
 ) -> None:
-    """Heals the prompt of requests off the loop's thread, and starts them then."""
+    """Heals the prompt of requests off the loop's thread, and then starts the requests."""
 
     def start_healed(healing: Healing) -> None:
         with _fail_on_error(context.loop, requests, "the prompt can't be healed"):
@@ -755,7 +756,7 @@ def _start_request(
         resume = partial(_resume_request, context.loop, request, matcher)
         _submit_or_fail(context, [request], resume)
         return
-    if request.output.begins_with_text:  # is called off the loop's thread then
+    if request.output.begins_with_text:  # in this case, the caller is not on the loop's thread
         request.begin_with_given_text(matcher)
     else:
         request.output.matcher = matcher

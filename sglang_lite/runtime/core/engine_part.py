@@ -27,16 +27,17 @@ Counts: TypeAlias = dict[str, Any]  # numbers, and mappings of numbers
 class EnginePart:
     """Feature of an engine, such as adapters or images.
 
-    A core knows its parts through this class alone, and rejects what no part can do. It calls
-    `join_scheduler`, `join_builder` and `answers` once, in this order, and the others whenever they
-    are needed. A part overrides those that concern it. Only one part of an engine may have a
-    `replacer`, a `preparation` or `device_memory`.
+    A core knows its parts only through this class, and rejects calls and parameters that no part
+    handles. It calls `join_scheduler`, `join_builder` and `answers` once, in this order, and the
+    others whenever they are needed. A part overrides the methods that concern it. Only one part of
+    an engine may have a `replacer`, a `preparation` or `device_memory`.
 
     Attributes:
-        resource: what the part's requests hold while they run; set by `join_scheduler`.
-        column: the part's column of step records, also set there.
-        replacer: replaces the part's tokens in step records, also set there.
-        preparation: what the part's requests wait for before they are scheduled, also set there.
+        resource: resource that the part's requests hold while they run; set by `join_scheduler`.
+        column: the part's column of step records; set by `join_scheduler`.
+        replacer: replaces the part's tokens in step records; set by `join_scheduler`.
+        preparation: work that the part's requests wait for before they are scheduled; set by
+            `join_scheduler`.
         device_memory: memory that the part gives to the runner.
     """
 
@@ -47,7 +48,8 @@ class EnginePart:
     device_memory: Any = None  # a type of the runner's, which knows its parts by name
 
     def join_scheduler(self, store: PrefixCache, queues: Queues, capacity: Capacity) -> None:
-        """Creates what the scheduler and the step loop need. Called before graphs are captured.
+        """Creates the part's objects for the scheduler and the step loop. Called before graphs are
+        captured.
 
         Args:
             store: pages, slots and radix tree.

@@ -1,7 +1,7 @@
-"""A program in the engine, which may grow while it runs.
+"""Runs a program in the engine. The program may grow while it runs.
 
-Covers its room among the open requests, the pauses it reports to the scheduler, and its driver. The
-rules are those of program/play.
+Contains the program's admission as an open request, the pauses that it reports to the scheduler,
+and its driver. The rules of execution are in program/play.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class ProgramPauses:
 
     def expect_branch_pause(self, path: Path, seconds: float) -> None:
         """Sets the expected duration of a branch's current pause, or of the next if none has begun."""
-        if path in self._branches:  # otherwise it has requested nothing yet, and keeps nothing
+        if path in self._branches:  # otherwise, the branch has had no request, and keeps no pages
             self._pauses.set_expected_pause(self._branches[path], seconds)
 
     def end_unless_returning(self, branch: EngineBranch) -> None:
@@ -137,7 +137,7 @@ class ProgramPauses:
 
 class ProgramRoom:
     """Admission of a program: counts the program as an open request, and queues its nodes until
-    there is room for that. Used on the loop's thread.
+    there is room for one. Used on the loop's thread.
 
     Args:
         open_requests: counter of open requests.
@@ -350,7 +350,7 @@ class EngineProgram:
 
     def abort(self) -> None:
         """Ends the program with RequestAbortedError, unless it has ended. Each running generation
-        and selection also gets one, with its usage.
+        and selection also ends with this error, which reports its usage.
         """
 
         def abort_jobs() -> None:
@@ -384,7 +384,7 @@ class EngineProgram:
                 has just ended.
 
         Returns:
-            That next request, or None.
+            The next request if it continues in the slot, otherwise None.
         """
         self._jobs.pop(ask, None)
         log = ask.branch.text.log if in_slot and ask.branch.text is not None else None
@@ -487,7 +487,7 @@ class EngineProgram:
         return following
 
     def _start_node(self, ask: EngineAsk, log: TokenLog | None = None) -> Request | None:
-        """Starts a node; returns the request that continues in a slot, like `_perform_effects`."""
+        """Starts a node. Returns the request that continues in a slot, like `_perform_effects`."""
         node = ask.node
         text = ask.branch.text
         assert text is not None

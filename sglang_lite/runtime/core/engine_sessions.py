@@ -1,8 +1,8 @@
 """Sessions of an engine's clients. The client of a session is expected to send another request
 after each answer.
 
-To the scheduler a session is an open program with one branch: its pages stay, or move to the host,
-depending on when it is expected back.
+To the scheduler, a session is an open program with one branch. The session's pages stay on the
+device or move to the host, depending on when its next request is expected.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from sglang_lite.runtime.requests.scheduled_branch import ScheduledBranch, Sched
 from sglang_lite.runtime.scheduler.pauses import Pauses
 
 MAX_SESSIONS: Final = 4096  # beyond that, the least recently used one is closed
-_KIND: Final = "\0session"  # name of all sessions' requests, which no node has
+_KIND: Final = "\0session"  # name of the requests of all sessions; no node has this name
 
 
 class _Turns:
-    """State of a session's branch, as the scheduler reads it. No nodes are ever queued, because the
+    """State of a session's branch, which the scheduler reads. No nodes are ever queued, because the
     client itself sends a new request after the previous ones have ended.
     """
 

@@ -1,9 +1,10 @@
 """Draws texts of a constraint in proportion to the model's own probabilities (`gen(exact=True)`).
 
-The model writes freely, and the text that is read from the beginning of what it writes is the
-answer, if one is read. So every way of spelling a text counts, and so does every way of going on
-after it. No free text is drawn: the distribution of the next token is computed after the beginnings
-of texts that a search asks for, by a request for one token each.
+Answers are distributed as if the model wrote freely, and the answer were the text read from the
+beginning of its output, ignoring outputs that begin with no text of the constraint. So all
+spellings of a text count, and so do all continuations after it. But no free text is drawn: a search
+asks for beginnings of texts, and the distribution of the next token after each beginning is
+computed by a request for one token.
 """
 
 from __future__ import annotations
@@ -48,11 +49,11 @@ from sglang_lite.runtime.structured_output.outcomes import Outcomes, TokenOutcom
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.engine_context import EngineContext
 
-MAX_TEXTS = 64  # texts of a language whose probabilities are all computed
+MAX_TEXTS = 64  # maximum number of texts in a language whose probabilities are all computed
 
 
 class ExactDraws:
-    """Exact draws of a generation's samples, which share what is computed.
+    """Exact draws of a generation's samples. The samples share all computed distributions.
 
     Creating it can be slow, so it must not be done on the loop's thread.
 
@@ -74,7 +75,7 @@ class ExactDraws:
         self._constraint = constraint
         kept = first.prompt_len - first.respelled
         prompt = first.tokens[:kept]
-        # text of the prompt's last tokens, if it is spelled anew together with the answer
+        # text of the prompt's last tokens, if these are respelled together with the answer
         self._before = context.tokenizer.decode(first.tokens[kept : first.prompt_len].tolist())
         self._outcomes, self._make_search = _choose_search(
             context, requests, constraint, self._before
@@ -109,7 +110,7 @@ class ExactDraws:
             known = [self._outcomes.get_outcomes(each.position) for each in beginnings]
             outcomes = [each for each in known if each is not None]
             if len(outcomes) < len(beginnings):
-                if not self._few_texts:  # which takes up to some tenths of a second
+                if not self._few_texts:  # finding outcomes can take tenths of a second
                     self._find_outcomes_in_background(beginnings)
                     return
                 outcomes = self._find_outcomes(beginnings)
@@ -138,8 +139,8 @@ class ExactDraws:
                 self._advance()
 
     def _submit_rows(self, beginnings: Sequence[Beginning], outcomes: Sequence[Outcomes]) -> None:
-        """Submits the requests that compute rows, each with the outcomes of its next token. Does
-        without those that are too long for the context.
+        """Submits the requests that compute rows, each with the outcomes of its next token. The
+        search gives up beginnings that are too long for the context.
         """
         for beginning in self._rows.submit(beginnings, outcomes):
             self._search.give_up(beginning)
@@ -159,14 +160,14 @@ class ExactDraws:
         self._requests = []  # breaks the reference cycle, which avoids garbage collection
 
     def _answer(self, text: str) -> str:
-        """Returns a text that was drawn without the prompt's last tokens."""
+        """Returns a drawn text without the end of the prompt that was respelled with it."""
         return text[len(self._before) :]
 
     def _end_request(self, request: Request, drawn: DrawnText) -> None:
         loop = self._context.loop
         text = self._answer(drawn.text)
         tokens = tuple(request.output.tokens_of(text))
-        if drawn.cut:  # its usual tokens may be more than it was drawn with
+        if drawn.cut:  # the text's usual tokens may be more than those that were drawn
             tokens = tokens[: request.limit - request.prompt_len]
             text = self._context.tokenizer.decode(list(tokens)).rstrip("\ufffd")
         first = self._rows.first
@@ -218,8 +219,8 @@ def _choose_search(
     constraint: Constraint | None,
     before: str,
 ) -> tuple[TokenOutcomes, Callable[[], ExactSearch]]:
-    """Returns the outcomes of tokens for the texts that requests may draw, and what makes a search
-    of the texts. Each text is behind the text `before`.
+    """Returns the outcomes of tokens for the texts that requests may draw, and a function that
+    creates a search for these texts. In the search, each text is preceded by `before`.
 
     Raises:
         ConstraintError: no text satisfies the constraint, or its language is too large.

@@ -9,7 +9,7 @@ import threading
 
 from sglang_lite.protocol import BackendError, EngineClosedError
 
-CLOSED = "the engine is closed."  # by its owner
+CLOSED = "the engine is closed."  # reason if the owner closed it
 
 
 class Gate:

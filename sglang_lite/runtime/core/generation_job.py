@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 class GenerationJob:
     """Generation of a `Gen` node. All methods but `_prepare` run on the loop's thread.
 
-    The job of the previous generation can begin this job's request as soon as its own request
+    The job of the previous generation can begin this job's request as soon as the previous request
     has ended, even before the player asks for this node. The end of the previous request is then
     reported to the program later, while the device computes.
 
@@ -55,7 +55,8 @@ class GenerationJob:
         branch: branch of the node.
         entry: the node.
         scheduled: the scheduler's state of the branch.
-        ask: ask of the node, once there is one. No event is sent for it once it is given up.
+        ask: the player's ask for the node, once there is one. After the player has given up this
+            ask, no events are sent for it.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class GenerationJob:
         self._following: PreparedNode | None = None  # next generation, once prepared
         # job of `_following`; its request waits for a prompt or has begun
         self._ahead: GenerationJob | None = None
-        self._begins_next = False  # True once that request has begun
-        # text before it, if its request is built without a prompt
+        self._begins_next = False  # True once the request of `_ahead` has begun
+        # tokens of the text before the node, if its request was built without a prompt
         self._between: Ints = np.empty(0, dtype=np.int32)
         self._catch_up: Callable[[], None] = (
             _skip_catch_up  # reports the end of the previous request
@@ -95,8 +96,8 @@ class GenerationJob:
         """Starts the requests once everything prepared on other threads is ready.
 
         Args:
-            in_slot: whether the next request can continue in the slot of one of the branch that has
-                just ended.
+            in_slot: whether the next request can continue in the slot of the branch's previous
+                request, which has just ended.
 
         Returns:
             The next request if it continues in the slot, otherwise None.
@@ -250,7 +251,7 @@ class GenerationJob:
 
         Args:
             tokens: tokens before the text between the generations.
-            media: images among them.
+            media: images among these tokens.
             postpone: as in `Follower.begin_next_request`.
         """
         request = self._requests[0]
@@ -272,7 +273,7 @@ class GenerationJob:
 
     def continue_program(self, _: Generation) -> Request | None:
         """Continues the program, like `Follower.continue_program`."""
-        # it was given up in the step in which it ended
+        # the node was given up in the same step in which its request ended
         if self._ask is None or not self._ask.is_current:
             return None
         following = self._program.finish_node(
@@ -311,7 +312,7 @@ class GenerationJob:
     def _prepare(
         self, log: TokenLog, new: Sequence[Span], params: ResolvedParams, within: OpenGrammar | None
     ) -> Callable[[], object]:
-        # May change the log: its branch waits, and doesn't use it meanwhile.
+        # This may change the log. The branch waits, and doesn't use the log meanwhile.
         try:
             log.append(new)
             self._build_requests(log, params, within)
@@ -346,7 +347,7 @@ class GenerationJob:
             stream=program.stream or node.stream,
             namespace=program.namespace,
             media=log.media,
-            # text inside a grammar over several nodes stays as it is
+            # text inside a grammar that spans several nodes is not respelled
             text_tokens=log.count_text_tokens() if within is None else 0,
         )
         for index, request in enumerate(requests):
@@ -470,7 +471,7 @@ class GenerationJob:
             for index, request in enumerate(self._requests):
                 if index not in self._generations:
                     self._program.context.loop.abort(request)
-        self._requests = []  # as at the end
+        self._requests = []  # breaks the reference cycle, like at the normal end
         if self._ahead is not None:
             self._ahead.mark_previous_reported()
 
@@ -511,8 +512,8 @@ def count_kept_tokens(
 
     Args:
         request: request that has ended.
-        tokens: all its tokens.
-        finish: reason for its end.
+        tokens: all tokens of the request.
+        finish: reason for the request's end.
         tokenizer: tokenizer of the model.
     """
     if (

@@ -1,8 +1,8 @@
-"""Heals the end of a prompt (`gen(heal=True)`): spells its last word anew, as the model itself would
-have spelled it together with what follows.
+"""Heals the end of a prompt (`gen(heal=True)`): replaces the tokens of its last word by those that
+the model would have used for the word together with the text after it.
 
-The text of the prompt stays as it is. Its tokens, and the one that goes on behind it, are drawn
-among all spellings of that text, in proportion to the probabilities that the model gives them.
+The prompt's text does not change. The tokens of the last word, the last of which may continue after
+the prompt, are drawn from all spellings in proportion to the model's probabilities.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from sglang_lite.runtime.structured_output.base import CompiledGrammar
 if TYPE_CHECKING:
     from sglang_lite.runtime.core.engine_context import EngineContext
 
-_MAX_CHECKED = 128  # continuations that are compared with a grammar
-_ENOUGH = 0.999  # share of the spellings after which no others are compared
+_MAX_CHECKED = 128  # maximum number of different endings that are checked against a grammar
+_ENOUGH = 0.999  # total probability of spellings after which no others are checked
 
 
 class Healing:
@@ -39,8 +39,8 @@ class Healing:
         context: context of the engine.
         requests: one for each sample, with `respelled` tokens at the end of their prompt. None of
             them is scheduled.
-        origin: what the requests are for.
-        grammar: grammar of their texts, or None.
+        origin: identifies what requested the outputs, such as their constraint.
+        grammar: grammar of the requests' texts, or None.
         resume: called on the loop's thread when the spellings are known. Must lead to a call of
             `set_prompts` off that thread.
 
@@ -77,7 +77,7 @@ class Healing:
         )
         self._first_beginnings = self._search.take_beginnings()
         for beginning in self._first_beginnings:
-            self._search.outcomes_after(beginning)  # slow for the first time
+            self._search.outcomes_after(beginning)  # the first call is slow
         self._rows = MassRows(
             context, requests, first.tokens[: self._kept], origin, self._receive_row
         )
@@ -142,13 +142,14 @@ class Healing:
             }
 
     def _text_after(self, found: Spellings, number: int) -> bytes:
-        """Returns what a spelling's last token spells behind the end of the prompt."""
+        """Returns the bytes of a spelling's last token that come after the end of the prompt."""
         token: bytes = self._context.tokenizer.token_bytes[found.tokens[number]]
         return token[found.skipped[number] :]
 
     def _allowed_spellings(self, found: Spellings, grammar: CompiledGrammar) -> NDArray[np.bool_]:
-        """Returns which spellings go on with the beginning of a text of a grammar, bool [N]. Leaves
-        out the unlikely ones after the first 128. Those that end with the prompt are all allowed.
+        """Returns True for each spelling whose bytes after the prompt begin a text of the grammar,
+        bool [N]. Checks the likeliest spellings only, with at most 128 different endings, and
+        returns False for the others. Spellings that end with the prompt are always allowed.
         """
         allowed = np.zeros(len(found.masses), dtype=np.bool_)
         left = float(found.masses.sum()) * (1 - _ENOUGH)
@@ -165,7 +166,9 @@ class Healing:
 
 
 def begins_text(grammar: CompiledGrammar, text: bytes) -> bool:
-    """Returns whether a text of a grammar begins with some bytes, which are whole characters."""
+    """Returns whether a text of a grammar begins with `text`. False if that ends inside a
+    character.
+    """
     try:
         text.decode()
         return grammar.matcher().accept_text(text)
@@ -174,12 +177,12 @@ def begins_text(grammar: CompiledGrammar, text: bytes) -> bool:
 
 
 def _draw_number(logits: torch.Tensor, request: Request, position: int) -> int:
-    """Draws one of N spellings as the request draws its tokens.
+    """Draws one of N spellings in the same way that the request draws its tokens.
 
     Args:
-        logits: log of their probabilities, float32 [N].
+        logits: logarithms of the spellings' probabilities, float32 [N].
         request: the request.
-        position: position of the first token that is spelled anew.
+        position: position of the first respelled token.
     """
     table = SamplingTable(1)
     slot = np.zeros(1, dtype=np.int32)

@@ -1,5 +1,5 @@
-"""Computes distributions of the next token for the samples of a generation that wait for them, by a
-request for one token each.
+"""Computes distributions of the next token for the waiting samples of a generation. Each
+distribution takes a request for one token.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ class MassRows:
         context: context of the engine.
         requests: requests that wait for the rows, one for each sample. None of them is scheduled.
         prompt: tokens before the beginnings, int32.
-        origin: what the rows are for; rows of the same origin are alike.
+        origin: identifies what requested the rows, such as a constraint; texts of rows with the
+            same origin are similar.
         receive: receives each row that was computed.
 
     Attributes:
-        first: result of the first row; None before it.
+        first: result of the first computed row, or None.
         computed: number of rows that were computed.
         steps: number of calls of `submit` that had rows.
     """
@@ -57,18 +58,21 @@ class MassRows:
     ) -> None:
         self._context = context
         self._requests = requests
-        self._sinks: Sequence[Sink] = ()  # of the requests, before they were watched
+        self._sinks: Sequence[Sink] = ()  # original sinks of the watched requests
         self._prompt = prompt
         self._origin = origin
         self._receive = receive
         self._params = _parameters_of_rows(requests[0].params)
-        self._open: dict[Request, tuple[Beginning, OutcomeReader]] = {}  # not computed yet
+        # rows that are not computed yet
+        self._open: dict[Request, tuple[Beginning, OutcomeReader]] = {}
         self.first: Generation | None = None
         self.computed = 0
         self.steps = 0
 
     def watch_requests(self) -> None:
-        """Aborts the rows as soon as all requests have ended, such as by an abort."""
+        """Aborts the rows as soon as all requests have ended, for example because they were
+        aborted.
+        """
         self._sinks = [request.output.sink for request in self._requests]
         for request, sink in zip(self._requests, self._sinks, strict=True):
             request.output.sink = partial(self._pass_on, sink)
@@ -84,7 +88,7 @@ class MassRows:
         return not all(request.ended for request in self._requests)
 
     def release_requests(self) -> None:
-        """Forgets the requests, which don't wait for rows any more."""
+        """Forgets the requests, because they no longer wait for rows."""
         for request, sink in zip(self._requests, self._sinks, strict=True):
             if not request.ended:
                 request.output.sink = sink
@@ -93,8 +97,8 @@ class MassRows:
 
     @contextmanager
     def failing_requests(self) -> Iterator[None]:
-        """Ends the requests with the error that the code inside raises. It must neither end the
-        loop nor leave the requests open.
+        """Context manager that ends the requests with an error if the code inside raises one. The
+        error must neither end the loop nor leave the requests open.
         """
         try:
             yield
@@ -105,7 +109,7 @@ class MassRows:
             self._fail(BackendError(f"the distributions of a generation failed: {error!r}"))
 
     def _fail(self, error: SglError) -> None:
-        """Ends the requests with an error, and the rows that are still computed."""
+        """Ends the requests with an error, and aborts the rows that are still being computed."""
         requests = self._requests
         self._abort()
         for request in requests:
@@ -128,7 +132,7 @@ class MassRows:
         self, beginnings: Sequence[Beginning], outcomes: Sequence[Outcomes]
     ) -> list[Beginning]:
         """Submits the requests that compute rows. Returns the beginnings that are too long for the
-        context, which have none.
+        context and got no request.
 
         Args:
             beginnings: the beginnings.
@@ -172,7 +176,7 @@ def _parameters_of_rows(params: ResolvedParams) -> ResolvedParams:
         max_tokens=1,
         n=1,
         temperature=0,
-        seed=0,  # so that no draw of the engine's own seeds is used up
+        seed=0,  # so that no seed is drawn from the engine's generator
         exact=False,
         heal=False,
         ignore_eos=True,

@@ -24,8 +24,8 @@ from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.whisper import WhisperDecoder
 from sglang_lite.runtime.scheduler.queues import Queues
 
-IMAGE_THREADS = 16  # most images that are decoded at the same time
-_FEATURES_PER_TOKEN = 4  # of the KV pool; more features are not worth their memory
+IMAGE_THREADS = 16  # maximum number of images decoded at the same time
+_FEATURES_PER_TOKEN = 4  # per token of the KV pool; more features are not worth their memory
 
 
 class MediaPart(EnginePart):

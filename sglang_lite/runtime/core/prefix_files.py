@@ -1,7 +1,7 @@
 """Writes prefixes from the host tier of the KV cache to files of the user, and reads them back.
 
-Both run on their own threads. The loop's thread only pins slots of the host, so no step waits for a
-file.
+Files are written and read on separate threads. The loop's thread only pins slots of the host, so no
+step waits for a file.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from sglang_lite.runtime.kv_cache.prefix_space import PrefixSpace
 from sglang_lite.runtime.kv_cache.state_tier import StateTier
 from sglang_lite.runtime.kv_cache.tiers import Tiers
 
-_WAIT_S = 0.001  # pause while copies end
+_WAIT_S = 0.001  # pause between checks whether copies have completed
 _STEPS = 8  # parts a file is read in, so copies to the device overlap reading the next part
 
 
@@ -49,8 +49,8 @@ class _Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _StateHeader(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a file's second part, which has the state behind the prefix: the description of the
-    engine's states, and the hash of the first part's header.
+    """Header of a file's second part, which has the state at the end of the prefix: the description
+    of the engine's states, and the hash of the first part's header.
     """
 
     states: str
@@ -64,10 +64,10 @@ class _Pinned:
     Attributes:
         key: key of `PageNames` when they were pinned.
         slots: int32, the slots that are not adopted yet.
-        copy: number of the last copy that may use them.
-        state_slots: int32, the slot of the state behind the pages; empty for models without states,
-            or if it is adopted.
-        state_copy: number of the last copy of a state that may use it.
+        copy: number of the last copy that may use the slots.
+        state_slots: int32, the slot of the state at the end of the pages; empty for models without
+            states, or once the state is adopted.
+        state_copy: number of the last copy of a state that may use this slot.
     """
 
     key: bytes
@@ -150,7 +150,7 @@ class PrefixFiles:
                     steps = _STEPS
                     if self._states is not None:
                         self._read_state(file, self._states, pinned)
-                        steps = 1  # no page is of use before the last one has arrived
+                        steps = 1  # no page is useful before the last one has arrived
                     done = 0
                     for count in file.read_with_threads(threads, self._host.memory.rows, slots):
                         if count == len(slots) or count - done >= file.pages / steps:
@@ -312,7 +312,7 @@ def _decode_state_header(part: PageFile) -> _StateHeader:
 
 
 def _or_none(states: str) -> str:
-    """Describes states, or says that there are none."""
+    """Returns a phrase that names the states, or "no states"."""
     return f"states of {states}" if states else "no states"
 
 

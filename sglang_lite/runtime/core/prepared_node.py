@@ -124,8 +124,8 @@ def check_params(entries: Sequence[PreparedNode]) -> None:
 
 def prepare_generation_after(ask: EngineAsk, context: EngineContext) -> PreparedNode | None:
     """Starts preparing the generation after a running node, so that it can continue in the node's
-    slot immediately. Returns the generation. Returns None if none follows, or if another node
-    between the two has to be waited for.
+    slot immediately. Returns the generation. Returns None if no generation follows, or if a node
+    between the two must be waited for.
     """
     found = _find_next_generation(ask)
     if found is None:
@@ -135,15 +135,15 @@ def prepare_generation_after(ask: EngineAsk, context: EngineContext) -> Prepared
         entry.text = spans
         entry.ids = context.constants.encode_constant(spans)
     in_grammar = ask.branch.text is None or ask.branch.text.grammar is not None
-    # otherwise the matcher has to advance over text not known yet
+    # otherwise, the matcher would have to advance over text that is not known yet
     if entry.grammar is not None and not in_grammar:
         entry.matcher = _start_matcher(entry.grammar, entry.params, context)
     return entry
 
 
 def _find_next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | None:
-    """Returns the generation after a running node, and the text between the two. Returns None if
-    none follows, or if another node between the two has to be waited for. The text is empty if it
+    """Returns the generation after a running node, and the text between the two. Returns None if no
+    generation follows, or if a node between the two must be waited for. The text is empty if it
     can't be predicted.
     """
     known = isinstance(ask.node, Gen) and not ask.node.judged

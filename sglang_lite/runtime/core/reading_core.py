@@ -33,7 +33,7 @@ class ReadingLoop(ABC):
         steps: number of steps so far.
     """
 
-    _waiting: Sized  # what the next steps compute
+    _waiting: Sized  # work for the next steps
 
     def __init__(self) -> None:
         self.inbox = Inbox()
@@ -94,7 +94,7 @@ class ReadingCore:
     pids: Sequence[int] = ()  # it has no process of its own
     generates = False
     _reads_media: ClassVar[bool]
-    # by the type of call
+    # functions that answer calls, by type of the call
     _answers: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., Future[Any]]]]
 
     def __init__(
@@ -146,7 +146,7 @@ class ReadingCore:
             self.thread.join()
 
 
-def fail_future(answer: Future[Any], error: BaseException) -> None:  # to any question
+def fail_future(answer: Future[Any], error: BaseException) -> None:  # to any call
     """Fails a future unless it is already done or cancelled; a request of several parts may fail
     more than once.
     """

@@ -57,7 +57,7 @@ class EncodedPrompt(NamedTuple):
 
     Attributes:
         ids: the ids.
-        media: images of the virtual ones.
+        media: images that virtual ids stand for.
         text_tokens: number of the last ids that the tokenizer has made of text; None if the caller
             gave the ids.
     """
@@ -67,7 +67,7 @@ class EncodedPrompt(NamedTuple):
     text_tokens: int | None
 
     def put_into(self, request: GenerateRequest) -> GenerateRequest:
-        """Returns a request with this prompt."""
+        """Returns a copy of a request, with this prompt."""
         return replace(request, prompt=self.ids, media=self.media, text_tokens=self.text_tokens)
 
 
@@ -85,13 +85,13 @@ class RequestBuilder:
         paced: whether deltas of streams may be sent at intervals instead of at every step.
         weight_version: name of the weights' version.
         media: format of images, videos and sounds in its prompts; None if the model takes none.
-        recorded: what the engine can record of each token, for requests that need it.
+        recorded: names of the values that the engine can record for each token.
 
     Attributes:
         weights: current weights, shared by all requests.
-        adapters: returns the adapter for the name in a request, if any. Raises
-            ParameterError for an unknown name, or for any name if the engine has no adapters. None
-            if names are not checked because the engine is another process.
+        adapters: returns the adapter for the name in a request, if any. Raises ParameterError for
+            an unknown name, or for any name if the engine has no adapters. None if names are not
+            checked because the engine is another process.
         adapter_at_hand: returns whether a name's adapter is in memory.
         media: the argument of this name.
         now: clock for time limits on thoughts.
@@ -99,7 +99,7 @@ class RequestBuilder:
 
     adapters: Callable[[str | None], Adapter | None] | None = staticmethod(reject_adapter_name)
     adapter_at_hand: Callable[[str | None], bool] | None = None
-    # what to say if `complete_requests` fails unexpectedly
+    # message if `complete_requests` fails unexpectedly
     incomplete: ClassVar[str] = "the adapter can't be read"
     now: Callable[[], float] = staticmethod(time.perf_counter)
 
@@ -169,7 +169,7 @@ class RequestBuilder:
         `start_token_log`.
         """
         encoded = self._encode_prompt(request.prompt)
-        if encoded.text_tokens is None:  # was encoded before, or by the caller
+        if encoded.text_tokens is None:  # the prompt was already encoded, possibly by the caller
             return EncodedPrompt(encoded.ids, request.media, request.text_tokens)
         return encoded
 
@@ -182,7 +182,7 @@ class RequestBuilder:
             sink: callback that receives the events.
 
         Raises:
-            ParameterError: it could not run; see `validate_request`.
+            ParameterError: the request can't run; see `validate_request`.
         """
         encoded = self.encode_request(request)
         params = self.resolve_with_defaults(request.params)
@@ -340,7 +340,7 @@ class RequestBuilder:
         Args:
             request: the other request.
             params: parameters of the new request.
-            prompt: its prompt, which has all images of the other one.
+            prompt: prompt of the new request, which has all images of the other request.
 
         Returns:
             The new request, or None if its prompt leaves no room for an answer.
@@ -378,8 +378,9 @@ class RequestBuilder:
         return True
 
     def replace_prompt_end(self, request: Request, tokens: Sequence[int]) -> bool:
-        """Replaces the last tokens of a request's prompt by others that spell the same text, of
-        which the last one may spell more. Returns False if that leaves no room for an answer.
+        """Replaces the last tokens of a request's prompt by tokens with the same text, the last of
+        which may continue after the prompt's text. Returns False if that leaves no room for an
+        answer.
 
         Args:
             request: request that is not submitted yet, with `respelled` tokens.
@@ -550,7 +551,7 @@ class RequestBuilder:
     def _validate_token_ids(self, name: str, ids: Sequence[int]) -> Ints:
         tokens = _to_integer_array(ids)
         vocab_size = self._vocab_size
-        # negative ones are large
+        # as unsigned integers, negative ids are large
         if tokens is None or int(tokens.view(f"u{tokens.itemsize}").max()) >= vocab_size:
             bad = next((i for i in ids if type(i) is not int or not 0 <= i < vocab_size), ids)
             raise ParameterError(

@@ -27,7 +27,8 @@ class SelectionJob:
 
     Args:
         program: program of the node; receives all events.
-        ask: ask of the node. No event is sent for it once it is given up.
+        ask: the player's ask for the node. After the player has given up this ask, no events are
+            sent for it.
         branch: the scheduler's state of its branch.
     """
 
@@ -43,7 +44,7 @@ class SelectionJob:
         if self._following is None:
             self._following = prepare_generation_after(self._ask, self._program.context)
 
-    # signature of GenerationJob; choices have their own slots
+    # `in_slot` is ignored, because choices have their own slots
     def start(self, *, in_slot: bool = False) -> None:
         """Starts to prepare and submit the scoring, off the loop's thread."""
         node = self._ask.node
@@ -60,7 +61,7 @@ class SelectionJob:
     def _prepare(
         self, node: Select, log: TokenLog, new: Sequence[Span], within: OpenGrammar | None
     ) -> Callable[[], object]:
-        # May change the log: its branch waits, and doesn't use it meanwhile.
+        # This may change the log. The branch waits, and doesn't use the log meanwhile.
         unconditional = node.unconditional
         if node.method is not None:
             unconditional = METHODS[node.method].requires_unconditional_logprobs

@@ -10,7 +10,7 @@ from statistics import median
 
 from sglang_lite.runtime.scheduler.batch import Batch
 
-_STEPS = 16  # last steps that are measured
+_STEPS = 16  # number of recent steps that are measured
 
 
 class StepClock:
@@ -40,8 +40,9 @@ class StepClock:
 class DeviceTime:
     """Measures how long a GPU takes for the tokens of prompts.
 
-    The host launches steps ahead, so its own time means nothing: a step lasts from its launch, or
-    from the end of the step before, until its tokens can be read.
+    The host launches steps ahead, so its own time for a step means nothing. Instead, a step is
+    measured from its launch or the end of the previous step, whichever is later, until its tokens
+    can be read.
 
     Args:
         record: callback for numbers of tokens, and the seconds that they took.
@@ -57,9 +58,10 @@ class DeviceTime:
         """Records that the loop has processed the results of a step.
 
         Args:
-            batch: its rows.
-            began: time of its launch, on the clock `time.perf_counter()`.
-            read: whether its tokens were read from a GPU. If not, it may still be running.
+            batch: rows of the step.
+            began: time of the step's launch, on the clock `time.perf_counter()`.
+            read: whether the step's tokens were read from a GPU. If not, the step may still be
+                running.
         """
         self._began = min(self._began, began)
         if not batch.drafts:  # drafted tokens are not prompt tokens

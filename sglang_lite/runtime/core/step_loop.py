@@ -3,8 +3,8 @@ masks → draw.
 
 If a model has several stages, a step is settled and drawn one turn later for each stage after the
 first. Other threads only post commands to its inbox (inbox.py). All state of requests is changed on
-this thread, so no locks are needed. It waits only for results of the device and, briefly, for
-masks: tokenisation and grammar compilation finish before a request is posted.
+the loop's thread, so no locks are needed. This thread waits only for results of the device and,
+briefly, for masks: tokenisation and grammar compilation finish before a request is posted.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _MAX_PATIENCE = 0.05
 # submitting thread is busy.
 _BURST_PAUSE_S = 0.0002
 _BURST_S = 0.02  # longest wait for a burst
-# pause between plans while nothing runs and programs with held prefixes should continue soon
+# pause between plans while nothing runs and programs with locked prefixes should continue soon
 _PAUSE_S = 0.002
 _COPY_PAUSE_S = 0.0002  # the same while pages are being copied
 
@@ -101,7 +101,8 @@ class StepLoop:
         jump: whether to append forced tokens of grammars as a whole.
         stream_interval_s: minimum time between two looks at tokens that only streams need, in
             seconds.
-        preparation: what requests wait for before they are scheduled; None if none of them does.
+        preparation: work that requests wait for before they are scheduled; None if no request waits
+            for any.
         shared: steps of all replicas, which include every step of this loop.
         stages: number of the model's stages, and so of concurrent steps.
 
@@ -219,7 +220,7 @@ class StepLoop:
                         continue
                     self.inbox.run_until_quiet(_BURST_PAUSE_S, _BURST_S)
                     if not (self.busy or self._may_step_when_idle or self.inbox.closing):
-                        self.flushes.call_flush_callbacks()  # for what the commands have sent
+                        self.flushes.call_flush_callbacks()  # for events sent by the commands
                         continue
                 elif (
                     self.scheduler.waits and not self._has_unread_step and not self._must_join_step
@@ -441,7 +442,7 @@ class StepLoop:
         batch = step.batch
         sampled = before.pending.wait_for_tokens()
         self._device_time.record_settled_step(batch, step.began, read=before.pending is not sampled)
-        on_cpu = before.pending is sampled  # there it waits only for masks
+        on_cpu = before.pending is sampled  # a CPU waits only for masks
         self.masks.record_mask_times(
             before.masked, before.masked.filling if on_cpu else sampled.waited
         )

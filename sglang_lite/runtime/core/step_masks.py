@@ -31,7 +31,7 @@ class MaskedRows:
     Attributes:
         rows: row of each draw, int64 [D]. Draws after drafts come last.
         offsets: number of drafted tokens before each draw, int32 [D].
-        masks: their masks; None if no draw has one.
+        masks: masks of the draws; None if no draw has one.
         filling: time spent making the masks, in seconds.
     """
 
@@ -57,7 +57,7 @@ class _SharedMasks:
         self._words = words
         self.places = np.full(rows, -1, dtype=np.int32)
         self._count = 0
-        # place by id of a mask; kept here, so the id stays valid
+        # index in `words` by id of a mask; the mask is kept here, so that its id stays valid
         self._known: dict[int, tuple[int, Mask]] = {}
 
     def set_row_mask(self, row: int, mask: Mask) -> None:

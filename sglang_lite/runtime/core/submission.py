@@ -47,7 +47,7 @@ class GenerateRequest:
     # images of virtual ids, if the prompt is ids from `RequestBuilder`
     media: tuple[MediaItem, ...] = ()
     winds_down: bool = False
-    # if the prompt is ids from `RequestBuilder`: how many of the last ones it has made of text
+    # number of the last ids that were made of text, if the prompt is ids from `RequestBuilder`
     text_tokens: int | None = None
 
     def check_fields(self) -> None:

@@ -59,7 +59,7 @@ class TokenReader:
             if tokens:
                 request.tokens = np.concatenate((request.tokens, np.array(tokens, dtype=np.int32)))
         if request.ending is not None:
-            request.limit = len(request.tokens)  # draws nothing more
+            request.limit = len(request.tokens)  # no more tokens are drawn
         elif request.limit == len(request.tokens):
             request.ending = Finish("length", None)
 
@@ -232,7 +232,7 @@ class Verification:
             place: i for i, place in enumerate(places) if not place[1] or i not in sampled.errors
         }
         self._tokens = sampled.tokens
-        # For each row: how many of its drafted tokens were confirmed, and all of them.
+        # By row: number of its drafted tokens that were confirmed so far, and its drafted tokens.
         self._last = {row: 0 for row in batch.drafts if live[row] and (row, 0) in self._draws}
         self._drafted = {row: batch.drafts[row].tokens.tolist() for row in self._last}
         for row in self._last:

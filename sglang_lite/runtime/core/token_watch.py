@@ -38,7 +38,7 @@ class TokenWatch:
         stream_interval_s: float,
     ) -> None:
         self._table = table
-        # by slot; for STOPS only
+        # stop tokens by slot; used only for STOPS
         self._stop_tokens = np.zeros((len(table.length), vocab_size), dtype=bool)
         self._eos = np.array(sorted(eos_ids), dtype=np.int32)
         self._stream_interval_s = stream_interval_s

@@ -39,7 +39,8 @@ from sglang_lite.runtime.tokens.image_span import MediaItem
 
 _THREADS = 16  # maximum number of media decoded concurrently
 _MAX_DECODED = 1 << 29  # bytes of waiting decoded media above which decoding pauses
-_MAX_BYTES = 240 << 20  # of features in one answer, so it fits a message of the engine's process
+# maximum bytes of features in one answer, so that it fits into a message of the engine's process
+_MAX_BYTES = 240 << 20
 
 
 @dataclass(eq=False, slots=True)
@@ -48,7 +49,7 @@ class _Asked:
 
     answer: Future[bytes]
     left: int
-    found: dict[str, torch.Tensor] = field(default_factory=dict)  # by hash
+    found: dict[str, torch.Tensor] = field(default_factory=dict)  # features by hash
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -77,13 +78,14 @@ class TowerLoop(ReadingLoop):
         self._most_bytes = most_bytes
         self._together = NUMBERS_TOGETHER if loaded.device.type == "cuda" else 0
         self._pool = ThreadPoolExecutor(min(os.cpu_count() or 1, _THREADS), "sglang_lite-images")
-        self._asked: set[_Asked] = set()  # not answered yet
+        self._asked: set[_Asked] = set()  # calls that are not answered yet
         self._waiting: list[_Waiting] = []
         self._room = threading.Condition()  # guards the two below
         # waiting bytes, including media on their way to the loop
         self._decoded = 0
         self._ended = False
-        self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()  # in the host's memory
+        # features by hash, in the host's memory
+        self._kept: OrderedDict[bytes, torch.Tensor] = OrderedDict()
 
     def submit_media(self, media: Sequence[Media]) -> Future[bytes]:
         """Returns a future of the answer to `EncodeMedia`. Can be called on any thread.
@@ -221,7 +223,7 @@ class TowerCore(ReadingCore):
     Attributes: see `Core` in engine/core.py.
     """
 
-    encoder = None  # of texts
+    encoder = None  # encoder of texts
     _reads_media = True
 
     def __init__(self, config: EngineConfig, loaded: LoadedTower) -> None:

@@ -56,7 +56,7 @@ from sglang_lite.runtime.models.weights.groups import UpdateGroups, build_tensor
 from sglang_lite.runtime.models.weights.handles import read_flattened_bucket
 from sglang_lite.runtime.requests.output_builder import LoadedWeights
 
-ASLEEP = "asleep"  # why the loop holds
+ASLEEP = "asleep"  # key in `StepLoop.holds` while the engine sleeps
 
 
 class Sleep:
@@ -66,7 +66,7 @@ class Sleep:
         loop: loop of the engine.
         updates: updates of its weights.
         reload: reads all weights again from the engine's checkpoint.
-        parts: parts of the engine, some of which have memory of the weights.
+        parts: parts of the engine; some have memory that belongs to the weights.
         refuses: whether new requests fail while the engine sleeps, rather than wait.
 
     Attributes:
@@ -87,18 +87,20 @@ class Sleep:
         self._reload = reload
         self._refuses = refuses
         self._parts = parts
-        self._dropped: DroppedTensors | None = None  # of a model on a CPU
+        self._dropped: DroppedTensors | None = None  # tensors dropped from a model on a CPU
         self.released: set[str] = set()
         self._kept = False  # whether the weights are kept in the host's memory
-        self._graphs_follow = False  # whether graphs are restored without being named
+        # whether graphs are restored together with the last of the other tags
+        self._graphs_follow = False
 
     @torch.inference_mode()
     def release_tags(self, tags: Sequence[str], *, keep: bool) -> None:
         """Releases memory. Requests wait; running ones are computed again afterwards.
 
         Args:
-            tags: of `MEMORY_TAGS`: keys and values, weights, captured graphs. If empty, releases
-                all, and graphs are restored with the last of the others.
+            tags: tags of `MEMORY_TAGS`: keys and values, weights, captured graphs. If empty,
+                releases all memory; graphs are later restored together with the last of the other
+                tags.
             keep: whether the host keeps the weights. If not, they are read again from the
                 checkpoint.
 
@@ -135,7 +137,7 @@ class Sleep:
             keep="kv_cache" in chosen and (keep or "weights" not in chosen)
         )
         if on_device:
-            torch.cuda.synchronize(model.device)  # copies to the host have ended
+            torch.cuda.synchronize(model.device)  # waits until copies to the host have ended
         error = OverloadedError("the engine is asleep.", hint="Wake it, or try again later.")
         loop.holds[ASLEEP] = error if self._refuses else None
         self._graphs_follow = not tags or (self._graphs_follow and bool(self.released))
@@ -187,7 +189,7 @@ class Sleep:
             ParameterError: a tag is unknown.
             CapabilityError: a tag's memory is not released.
             ModelError: weights that were not kept can't be read.
-            OverloadedError: others use the memory; the parts without memory stay asleep.
+            OverloadedError: others use the memory; memory that can't be allocated stays released.
         """
         chosen = _select_tags(tags) if tags else set(self.released)
         if self._graphs_follow and chosen == {"cuda_graph"} and not self.released:
@@ -227,7 +229,7 @@ class Sleep:
             self.released.discard("cuda_graph")
 
     def _restore_weights(self, model: Decoder) -> None:
-        # false if only reading them failed before
+        # False if memory was allocated before and only reading the weights failed
         if model.weight_memory is not None and self._updates.absent:
             model.weight_memory.restore_memory(kept=self._kept)
             for part in self._parts:
@@ -243,7 +245,7 @@ class Sleep:
         if not self._kept:
             self._updates.reject_until_rewritten()
             if not self._updates.given:
-                self._reload()  # if this fails, they remain to be restored
+                self._reload()  # if this fails, the weights remain to be restored
         self.released.discard("weights")
 
 
@@ -266,7 +268,7 @@ class WeightCalls:
         loaded: the model as it was loaded.
         config: settings that match the weights.
         calls: executor for calls that wait for the loop, or for files.
-        parts: parts of the engine, some of which have memory of the weights.
+        parts: parts of the engine; some have memory that belongs to the weights.
         changed: called on the loop's thread after each update, with new settings, and the folder or
             file of the weights; None for weights that came as tensors.
 
@@ -302,12 +304,13 @@ class WeightCalls:
             parts,
             refuses=config.refuse_while_asleep,
         )
-        self._offered: dict[str, int] = {}  # by group, the number of updates before
+        # by group: number of updates when the weights were offered
+        self._offered: dict[str, int] = {}
         self.groups = UpdateGroups(loop.runner.model.device, config.dist_timeout or DIST_TIMEOUT_S)
 
     def answer_weight_call(
         self, call: EngineCall[Any]
-    ) -> Future[Any]:  # each has its own type of answer
+    ) -> Future[Any]:  # each call has its own type of answer
         """Returns a future of the answer to a call."""
         if isinstance(call, UpdateWeights):
             now = self._config.load_format
@@ -422,7 +425,7 @@ class WeightCalls:
             checkpoint_opener(self._config, location, self._updates.model), whole=True
         )
 
-    # each on its own thread
+    # calls that each run on a separate thread
     in_groups: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {
         JoinGroup: lambda self, call: self.groups.join(
             call.address, call.port, call.rank, call.size, call.name, call.backend
@@ -432,7 +435,7 @@ class WeightCalls:
         OfferWeights: _offer_weights,
         SendWeights: _send_tensors,
     }
-    # on the loop's thread
+    # calls answered on the loop's thread
     on_loop: ClassVar[Mapping[type[EngineCall[Any]], Callable[..., object]]] = {
         UpdateTensors: _update_tensors,
         WriteTensors: _update_tensors,

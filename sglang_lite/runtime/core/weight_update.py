@@ -25,7 +25,7 @@ from sglang_lite.runtime.models.weight_parts import WeightParts
 from sglang_lite.runtime.models.weights.groups import TensorForm
 from sglang_lite.runtime.models.weights.source import WeightSource
 
-# why the loop holds
+# keys in `StepLoop.holds`
 PAUSED = "paused"
 INCOMPLETE = "weights incomplete"
 _MODES = ("abort", "retract", "in_place")
@@ -53,7 +53,7 @@ class WeightUpdates:
         self._scales_file = config.quantization_param_path
         self.absent = False
         self.given = False
-        self._count = 0  # of writes so far
+        self._count = 0  # number of writes so far
         self._in_place = False  # whether running requests keep their slots
         self._in_session = False  # whether `begin_session` was called
         self._missing: set[str] = set()  # names of tensors that a failed write has left undefined
@@ -133,8 +133,8 @@ class WeightUpdates:
             self._loop.renew_preparation()
 
     def begin_session(self) -> None:
-        """Makes all updates one, until `end_session`. From the first one on, requests wait. Raises
-        ModelError if the weights can't be replaced or a session has begun already.
+        """Combines all updates until `end_session` into one. Requests wait from the first of them
+        on. Raises ModelError if the weights can't be replaced or a session has begun already.
         """
         if self._in_session:
             raise ModelError("an update of the weights has begun.", hint="Call end_weight_update.")
@@ -142,7 +142,8 @@ class WeightUpdates:
         self._in_session = True
 
     def end_session(self) -> None:
-        """Ends a session and its update, unless the engine is paused, which then does so.
+        """Ends a session and, unless the engine is paused, the session's update. If it is paused,
+        the update ends with the pause.
 
         Raises:
             ModelError: no session has begun.
@@ -253,7 +254,8 @@ class WeightUpdates:
         return len(requests)
 
     def resume_planning(self) -> None:
-        """Ends a pause and any update made during it. Does nothing if there is none.
+        """Ends a pause, and any incomplete update that belongs to no session. Does nothing if there
+        is neither.
 
         Raises:
             BackendError: a write has failed meanwhile, and the undefined tensors have not been

@@ -57,7 +57,7 @@ def find_miss(
         match: cached prefix of these tokens.
         cached: number of tokens that need not be computed.
         space: part of the cache that holds the request's prefixes.
-        paused: whether its program was paused and gave up pages meanwhile.
+        paused: whether the request's program was paused and gave up pages meanwhile.
         reveal_others: whether the reason may reveal other namespaces and cached text.
     """
     at = cached

@@ -1,5 +1,5 @@
-"""What belongs to pages of the cache beside the keys and values of all layers, such as the pages of
-layers with a window.
+"""Companions: memory that belongs to pages of the cache in addition to the keys and values of all
+layers, such as the pages of layers with a window.
 """
 
 from __future__ import annotations
@@ -9,14 +9,13 @@ from sglang_lite.runtime.kv_cache.radix import Match
 
 
 class Companion:
-    """Memory of another kind that belongs to pages of the first pool. It can be used again only
-    together with them.
+    """Memory of another kind that belongs to pages of the cache, such as window pages or states. It
+    limits how much of a cached prefix a request can reuse (`count_usable_tokens`).
 
     A subclass overrides the methods that concern it.
 
     Attributes:
-        pool: pool from which each page gets its part when it is allocated; None if new pages get
-            none.
+        pool: pool from which a new page gets its companion memory; None if new pages get none.
     """
 
     pool: PagePool | None = None
@@ -26,7 +25,7 @@ class Companion:
         raise NotImplementedError
 
     def begin_reading(self, slot: int, match: Match) -> None:
-        """Records that the request in a slot begins behind a match, of which it can reuse all."""
+        """Records that the request in a slot continues after a match, all of which it can reuse."""
 
     def end_reading(self, slot: int, pages: Ints, step: int) -> None:
         """Records that a slot's request no longer reads the tree's pages.
@@ -38,22 +37,24 @@ class Companion:
         """
 
     def begin_copying(self, page: int) -> None:
-        """Keeps what belongs to a page of the tree until `end_copying`, because a slot's request
-        begins inside the page.
+        """Keeps the companion memory of a page in the tree until `end_copying`, because a slot's
+        request continues inside a copy of the page.
         """
 
     def end_copying(self, page: int, step: int) -> None:
-        """Ends what `begin_copying` began. `step` is the last step that may read the page."""
+        """Releases what `begin_copying` has kept. `step` is the last step that may read the
+        page.
+        """
 
     def make_room(self, count: int) -> bool:
-        """Makes parts for `count` new pages free. Returns False if fewer are free now."""
+        """Frees companion memory for `count` new pages. Returns False if too little is free now."""
         return True
 
     def attach(self, pages: Ints) -> None:
-        """Gives parts to pages that were newly allocated to a slot, after `make_room`."""
+        """Assigns companion memory to pages newly allocated to a slot. Called after `make_room`."""
 
     def detach(self, pages: Ints, step: int) -> None:
-        """Takes back what belongs to pages that are freed after `step`."""
+        """Releases the companion memory of pages that are freed after `step`."""
 
     def replace_own_pages(self, slot: int, before: Ints, after: Ints) -> None:
         """Makes a slot read the tree's pages `after` instead of its pages `before`, which the

@@ -3,8 +3,9 @@
 A file is named after its last page, so only an engine with the same tokens can find it. All work is
 done on threads of an executor.
 
-A state has a file of its own, under another name of its last page. The file begins with the pages
-between the last whole run and the state, and the state is the file's second part.
+Each saved state has its own file, whose name is derived from the name of the last page that the
+state covers (`name_state_file`). The first part of the file has the pages between the last whole
+run and the state; the second part is the state.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _KNOWN: Final = 1 << 16  # remembered names
 
 @dataclass(frozen=True, slots=True)
 class StateRow:
-    """Row of a host memory that holds a state, or is to hold one.
+    """Row of host memory that has a state, or that a state is read into.
 
     Attributes:
         rows: uint8 [slots, bytes of a state].
@@ -63,7 +64,7 @@ class DiskTier:
         self.writer = writer or executor
         self.off = False
         self.known: dict[bytes, None] = {}
-        self._lock = threading.Lock()  # of `known`
+        self._lock = threading.Lock()  # guards `known`
 
     def count_existing(self, names: Sequence[bytes]) -> Future[int]:
         """Starts counting how many of these files exist, up to the first that doesn't."""
@@ -72,13 +73,13 @@ class DiskTier:
     def find_last_state(
         self, runs: Sequence[bytes], names: Sequence[bytes], whole: int, run: int, least: int
     ) -> Future[int]:
-        """Starts looking for the last state of a sequence that has a file. Looks among the pages of
-        the last two runs up to which files of pages exist, and of the next run.
+        """Starts looking for the last state of a sequence that has a file. Searches the last two
+        runs whose files of pages exist, and the run after them.
 
         Args:
             runs: names of the files of the sequence's runs from page `whole` on.
             names: names of the sequence's pages.
-            whole: number of pages up to the end of a run, which need no file.
+            whole: number of leading pages that need no file; a multiple of `run`.
             run: number of pages in a run.
             least: minimum number of pages up to the state.
 
@@ -94,8 +95,8 @@ class DiskTier:
 
         Args:
             name: name of the file.
-            rows, slots: memory, and places in it for the pages after the first `skip`.
-            state: row for the state of a state's file.
+            rows, slots: the memory, and its rows for the pages after the first `skip`.
+            state: row for the state, if the file is a state's.
 
         Returns:
             Whether the slots, and the state's row, have been filled.
@@ -105,7 +106,7 @@ class DiskTier:
     def start_write(
         self, name: bytes, rows: Rows, slots: Ints, state: StateRow | None = None
     ) -> Future[None]:
-        """Starts writing a file of pages, or with `state` of pages and a state, unless it exists."""
+        """Starts writing a file of pages, followed by `state` if given, unless the file exists."""
         return self.writer.submit(self._write_file, name, rows, slots, state)
 
     def close(self) -> None:
@@ -128,10 +129,10 @@ class DiskTier:
         try:
             while not self.off and found < len(names) and self._exists_in_store(names[found]):
                 found += 1
-        except Exception as error:  # of anybody's store
+        except Exception as error:  # a third-party store can raise anything
             self.stop(error)
             return 0
-        # forgotten, so they are checked again before they count as written
+        # forgets these names, so that they are checked again before they count as written
         for name in names[found:]:
             self._remember_existence(name, there=False)
         return found
@@ -147,7 +148,7 @@ class DiskTier:
                     return 0
                 if self._exists_in_store(name_state_file(names[end - 1])):
                     return end
-        except Exception as error:  # of anybody's store
+        except Exception as error:  # a third-party store can raise anything
             self.stop(error)
         return 0
 
@@ -183,7 +184,7 @@ class DiskTier:
             )
         except FileNotFoundError:  # another engine has removed it
             pass
-        except Exception as error:  # of anybody's store
+        except Exception as error:  # a third-party store can raise anything
             self.stop(error)
         return self._remember_existence(name, there=False)
 
@@ -193,11 +194,11 @@ class DiskTier:
                 following = () if state is None else pack_pages(name, state.rows, state.slots)
                 self._store.store_pages(name, rows, slots, following)
                 self._remember_existence(name, there=True)
-        except Exception as error:  # of anybody's store
+        except Exception as error:  # a third-party store can raise anything
             self.stop(error)
 
 
 def _check_part(part: PageFile, name: bytes, rows: Rows, pages: int) -> None:
-    """Raises DamagedFileError if a part of a file has another name, or other pages than expected."""
+    """Raises DamagedFileError unless a part of a file has the expected name and pages."""
     if part.header != name or part.page_bytes != rows.shape[1] or part.pages < pages:
         raise DamagedFileError("it has other pages than its name says")

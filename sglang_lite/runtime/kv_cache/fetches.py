@@ -1,5 +1,5 @@
-"""What tiers know of a sequence whose pages they fetch: which pages the device lacks, and what is on
-its way from files and from the host.
+"""Records that tiers keep of a sequence whose pages they fetch: which pages the device lacks, and
+which are on their way from files or from the host.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Fetch(PromisedPages):
         lock: lock on the preceding pages, which are in the tree.
         before: int32, the preceding pages.
         pages: int32, pages that are written.
-        first: name of the first one; without pages, that of the state's.
+        first: name of the first page in `pages`; if there are none, the name of the state.
         copy: number of the copy.
         state: state that arrives with the pages; None for models without states.
     """
@@ -53,18 +53,18 @@ class DiskRead(PromisedPages):
 
     Attributes:
         names: names of the pages.
-        files: names of the files that may have them.
+        files: names of the files that may contain these pages.
         skip: number of pages in the first file that precede these pages.
         found: how many of the sequence's files exist.
-        earlier_files, earlier: numbers of these files, and of their pages, that belong to earlier
-            parts.
-        patience_s: how long a request waits for them, in seconds.
-        slots: host slots for their pages; empty until their number is known.
+        earlier_files, earlier: numbers of the sequence's files, and of their pages, that earlier
+            reads of the same lookup cover.
+        patience_s: how many seconds a request waits for the pages.
+        slots: host slots for the pages; empty until the number of pages is known.
         copy: number of the last copy that may use the slots.
         filled: whether the slots of each file have been filled; set once the copy has completed.
         began: when `filled` was set.
         read: number of pages that have been read.
-        asked: when it was requested.
+        asked: when the read was requested.
         dropped: True if the pages may no longer be used.
     """
 
@@ -89,9 +89,9 @@ class MissingPages:
     """Pages of a sequence that the device lacks.
 
     Attributes:
-        match: pages that it has, with and without states.
+        match: pages that the device has, with and without states.
         usable: number of tokens that can be reused without a fetch.
-        names: names of the pages behind the match.
+        names: names of the pages after the match.
         before: names of the match's pages; empty for models without states.
     """
 
@@ -101,8 +101,8 @@ class MissingPages:
     before: Sequence[bytes] = ()
 
     def were_read_by(self, promise: PromisedPages | None) -> bool:
-        """Returns whether a promise has read every one of these pages that is stored in files."""
-        if isinstance(promise, StateRead):  # it may belong to another sequence
+        """Returns whether a promise has read all of these pages that are stored in files."""
+        if isinstance(promise, StateRead):  # the promise may be for another sequence
             return promise.names == [*self.before, *self.names]
         return isinstance(promise, DiskRead)
 
@@ -113,7 +113,7 @@ class WantedPages:
 
     Attributes:
         names: names of the pages.
-        end: number of the sequence's tokens that can be reused then.
+        end: number of the sequence's tokens that can be reused after the fetch.
         state: name of the state to fetch with them; None for models without states.
     """
 
@@ -123,7 +123,7 @@ class WantedPages:
 
     @property
     def first(self) -> bytes:
-        """Name of the first page; without pages, of the state."""
+        """Name of the first page; if there are no pages, name of the state."""
         first = self.names[0] if self.names else self.state
         assert first is not None
         return first

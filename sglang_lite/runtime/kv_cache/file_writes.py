@@ -43,7 +43,7 @@ class FileWrites:
         self._host = host
         self._states = states
         self._files: list[_Write] = []
-        self._last = 0.0  # when a file was last written, or none was being written
+        self._last = 0.0  # last time at which a write had just ended, or no write was running
 
     def __len__(self) -> int:
         return len(self._files)
@@ -60,11 +60,11 @@ class FileWrites:
             self._files.append(_Write(names[-1], slots, self._host.memory.launched))
 
     def queue_state_file(self, names: Sequence[bytes], page: bytes) -> None:
-        """Queues a state's file for writing, under the same conditions.
+        """Queues a state's file for writing, under the same conditions as `queue_file`.
 
         Args:
-            names: names of its pages, which may be none.
-            page: name of the page behind which the state is kept.
+            names: names of the file's pages; may be empty.
+            page: name of the page at whose end the state is.
         """
         assert self._states is not None
         name = name_state_file(page)
@@ -86,9 +86,9 @@ class FileWrites:
         return len(self._files) >= _MAX_WRITING
 
     def advance_writes(self, disk: DiskTier, completed: int, completed_states: int) -> None:
-        """Starts writing files whose copies are among the first `completed` of pages and of states,
-        and forgets files that are written. Stops the disk tier if no file was written for a long
-        time.
+        """Starts writing each file whose copies to the host have completed: the first `completed`
+        copies of pages, and the first `completed_states` copies of states. Removes written files
+        from the queue. Stops the disk tier if no file was written for a long time.
         """
         now = time.perf_counter()
         left = []
@@ -109,5 +109,5 @@ class FileWrites:
         if all(file.written is None for file in left):
             self._last = now
         elif now - self._last > WRITTEN_S:
-            # a thread may still read its slots
+            # slots stay pinned: a thread may still read them
             disk.stop(f"no file was written in {WRITTEN_S:g} seconds.")

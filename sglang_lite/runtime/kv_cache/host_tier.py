@@ -18,8 +18,8 @@ class PageMemory(Protocol):
     """Host memory for pages, and copies between it and the device's pages.
 
     Copies are numbered from 1 and run in order: after the device's earlier work, and concurrently
-    with later work. Copies to the host may wait until `count_completed` is called, which each plan
-    does.
+    with later work. Copies to the host may wait until the next call of `count_completed`; there is
+    one in each plan.
 
     Attributes:
         rows: uint8 [slots, bytes of a page]; all planes of a page.
@@ -44,7 +44,7 @@ class PageMemory(Protocol):
         ...
 
     def close(self) -> None:
-        """Releases what the device needs for the memory. No copy may be requested afterwards."""
+        """Releases the device's resources for this memory. No copy may be requested afterwards."""
         ...
 
 
@@ -67,7 +67,7 @@ class HostTier:
 
     @property
     def slots(self) -> int:
-        """Number of pages that fit."""
+        """Number of pages that the tier has room for."""
         return len(self.memory.rows)
 
     def __contains__(self, name: bytes) -> bool:

@@ -2,15 +2,16 @@
 and the pages' bytes. Nothing in a file is ever executed.
 
 A file is written under a temporary name and renamed, so readers see all of it or nothing. It
-belongs to the user (mode 0600). The checksums detect accidental damage, but prove no origin: anyone
-who may write a folder of files can write what a model will take for its own computation.
+belongs to the user (mode 0600). The checksums detect accidental damage, but don't prove who wrote a
+file: anyone with write access to the folder can forge pages that an engine accepts as its own.
 
-A file written with a secret has authentication codes instead (keyed BLAKE2b), which take some five
-times as long. Each covers a page and its place, under a key derived from the secret, the header and
-the sizes. Without the secret, nobody can write one.
+A file written with a secret has authentication codes (keyed BLAKE2b) instead of checksums, which
+take about five times as long to compute. Each code covers a page and the page's index in the file.
+Its key is derived from the secret, the header and the sizes, so nobody can forge a code without the
+secret.
 
-Behind its pages, a file may have a second part of the same form, with its own header and size of
-pages: the state behind the last page.
+After its pages, a file may have a second part of the same form, with its own header and page size.
+This part has the state at the end of the last page.
 """
 
 from __future__ import annotations
@@ -60,16 +61,16 @@ class PageFile:
     Attributes:
         header: description of the pages.
         pages, page_bytes: number of pages, and bytes of each.
-        following: the file's next part; None without one.
+        following: the file's next part, if any.
     """
 
     header: bytes
     pages: int
     page_bytes: int
     _source: _Source
-    _at: int  # place of the first page
+    _at: int  # offset of the first page in the file
     _checks: NDArray[Any]  # checksum or code of each page
-    _key: bytes | None  # of the codes
+    _key: bytes | None  # key of the authentication codes; None for checksums
     following: PageFile | None = None
 
     def read_into(self, rows: Rows, slots: Ints, skip: int = 0) -> None:
@@ -81,7 +82,7 @@ class PageFile:
 
         Raises:
             OSError: the file can't be read.
-            DamagedFileError: it was altered; the contents of the rows are undefined.
+            DamagedFileError: the file was altered; the contents of the rows are undefined.
         """
         at = self._at + skip * self.page_bytes
         if self._key is None and isinstance(self._source, int):
@@ -118,8 +119,8 @@ def open_pages(path: str | os.PathLike[str], secret: str | None = None) -> Itera
 
     Raises:
         OSError: it can't be read.
-        DamagedFileError: it is not a file of pages, its size differs from its header's, or it was
-            not written with the given secret; if none is given, it was written with one.
+        DamagedFileError: it is not a file of pages, its size differs from the one in its header, or
+            it was not written with `secret` (if that is None: it was written with a secret).
     """
     with open(path, "rb", buffering=0) as raw:
         yield _read_header(raw.fileno(), os.fstat(raw.fileno()).st_size, secret)
@@ -217,7 +218,7 @@ def write_pages(
         following: contents of a second part, from `pack_pages` with the same secret.
 
     Raises:
-        OSError: it can't be written; nothing is left of it.
+        OSError: the file can't be written; no part of it is left.
     """
     parts = [*pack_pages(header, rows, slots, secret), *following]
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}{TEMPORARY}")
@@ -244,7 +245,7 @@ def _derive_key(secret: str, header: bytes, pages: int, page_bytes: int) -> byte
 
 def _compute_checksums(rows: Rows, slots: Ints, first: int, key: bytes | None) -> NDArray[Any]:
     """Computes the checksums of pages or, with a key, their authentication codes. `first` is the
-    index in the file of the first of these pages.
+    first page's index in the file.
     """
     if key is None:
         return compute_page_sums(rows, slots)

@@ -14,24 +14,24 @@ NAME_BYTES = 16
 
 
 def name_state_file(page: bytes) -> bytes:
-    """Returns the name of the file with the state behind a page of this name."""
+    """Returns the name of the file that has the state at the end of the page named `page`."""
     return blake2b(page, digest_size=NAME_BYTES, person=b"state").digest()
 
 
 class PageNames:
     """Computes the names of one engine's pages.
 
-    A name is the hash of the name before it and of the page's tokens, so equal names mean equal
-    prefixes.
+    A page's name is a hash of the previous page's name and of the page's tokens, so equal names
+    mean equal prefixes.
 
     Args:
         header: everything else the bytes depend on: weights, layout, data type, page size.
         page_size: tokens in a page.
-        states: description of the states that belong to pages; empty for models without states. The
-            header has it, too.
+        states: description of the states that belong to pages, which is also part of the header;
+            empty for models without states.
 
     Attributes:
-        key: hash of the header, in every name.
+        key: hash of the header, on which every name depends.
         page_size, states: the arguments.
     """
 
@@ -45,7 +45,7 @@ class PageNames:
         unnamed: list[Node] = []
         current = node
         while current.names is None:
-            assert current.parent is not None  # a root has its namespace
+            assert current.parent is not None  # the loop ends at a root, where `names` is set
             unnamed.append(current)
             current = current.parent
         last = self.last_name(current) if unnamed else b""

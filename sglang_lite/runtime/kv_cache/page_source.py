@@ -22,11 +22,12 @@ class PromisedPages:
     """Pages of a sequence that a source has promised.
 
     Attributes:
-        done: whether requests no longer wait for it: the pages are in the tree or nearer to the
-            device, don't exist, or take too long. A request that waited is then matched with the
-            tree again, and the source is asked once more; it must not return the same promise.
-        from_host, from_files: numbers of pages that the promise adds to the tree, by where they
-            were.
+        done: whether requests no longer wait for the promise, because the pages are in the tree or
+            nearer to the device, don't exist, or take too long. A request that waited is then
+            matched with the tree again, and the source is asked again; it must not return the same
+            promise.
+        from_host, from_files: numbers of pages that the promise brings into the tree from the
+            host's memory and from files.
     """
 
     done: bool = False
@@ -35,11 +36,12 @@ class PromisedPages:
 
 
 class PageSource:
-    """Source of pages that the device lacks. This class itself has none.
+    """Source of pages that the device lacks. This base class has no pages.
 
-    All methods are called on the engine's thread, while launched steps may still run. A source
-    allocates the device's pages for what it promises, locks the pages before them, and adds them to
-    the tree, or puts them in quarantine if their content is lost.
+    All methods are called on the engine's thread, while launched steps may still run. For pages
+    that it promises, a source allocates pages of the device, and locks the prefix before them. Once
+    their contents have arrived, it adds the allocated pages to the tree; if the contents are lost,
+    it puts these pages in quarantine.
 
     Attributes:
         has_pages: whether the source can have pages. If not, the scheduler never asks for any.
@@ -49,7 +51,7 @@ class PageSource:
 
     @property
     def has_files(self) -> bool:
-        """Whether pages are also written to files, which `close` finishes."""
+        """Whether pages are also written to files. `close` finishes pending writes."""
         return False
 
     @property
@@ -64,10 +66,11 @@ class PageSource:
         return False
 
     def read_ahead(self, tokens: Ints, space: PrefixSpace, token_s: float) -> PromisedPages | None:
-        """Starts to bring a sequence's pages nearer to the device, for example from files to the
-        host's memory, if neither has them.
+        """Starts to bring pages of a sequence nearer to the device, for example from files to the
+        host's memory. Skips pages that the device or the host has.
 
-        Returns None if there are none, much is being read already, or computing is faster.
+        Returns None if there are no such pages, many pages are being read already, or computing is
+        faster.
 
         Args:
             tokens: int32, the sequence.
@@ -88,15 +91,15 @@ class PageSource:
 
         Args:
             tokens: int32, the tokens that may be cached.
-            match: their pages that are on the device.
+            match: cached pages of these tokens on the device.
             space: part of the cache that holds the sequence.
             token_s: seconds to compute a token; 0 if unknown.
             before: last promise for the same request, if any.
 
         Returns:
-            The promise, possibly one that began earlier. "later" if the device's pages for it
-            become free only after the running steps, when the match may have changed. None if the
-            source has too little, computing is faster, or the device has no room.
+            The promise, possibly one that began earlier. "later" if the device's pages that it
+            needs become free only after the running steps; the match may have changed by then. None
+            if the source has too little, computing is faster, or the device has no room.
         """
         return None
 
@@ -129,25 +132,25 @@ class PageSource:
         """May save a node whose pages have been added to the tree."""
 
     def save_kept_states(self, node: Node) -> None:
-        """May save the states that are kept behind pages of a prefix, from the root to `node`."""
+        """May save the states that are kept for the prefix from the root to `node`."""
 
     def save_reused(self, node: Node) -> None:
-        """May save the nodes of a prefix that is reused or will be, from the root to `node`."""
+        """May save the nodes of the prefix up to `node`, which is reused now or will be later."""
 
     def save_evicted(self, node: Node) -> None:
         """May save a node whose pages are being evicted from the device."""
 
     def save_node(self, node: Node) -> None:
-        """Saves the pages of a node, as far as there is room."""
+        """Saves the pages of a node, as space permits."""
 
     def drop_pages(self, *, keep: bool = False) -> None:
-        """Abandons what is being copied to the device, because its memory may be released. Unless
+        """Abandons all copies to the device, because the device's memory may be released. Unless
         `keep` is set, also abandons other promises and forgets the source's own pages, except
         files.
         """
 
     def start_copies(self) -> None:
-        """Launches the copies that wait for others."""
+        """Launches copies that were waiting for earlier ones."""
 
     def check_invariants(self) -> None:
         """Raises AssertionError if the source's own counts are wrong. For tests."""

@@ -28,9 +28,9 @@ from sglang_lite.runtime.kv_cache.page_file import (
 from sglang_lite.runtime.kv_cache.page_sums import Rows
 from sglang_lite.runtime.kv_cache.pages import Ints
 
-GROUP: Final = "sglang_lite.page_stores"  # of the entry points that register a class
+GROUP: Final = "sglang_lite.page_stores"  # group of the entry points that register a class
 _SUFFIX: Final = ".kv"
-_KEPT: Final = 0.9  # share of the limit kept when it is reached
+_KEPT: Final = 0.9  # share of the size limit that is kept when files are removed
 _FRESH_S: Final = 60  # a younger file is not marked as used, which would write to the disk
 _ABANDONED_S: Final = 3600  # a temporary file this old has no writer any more
 
@@ -79,8 +79,8 @@ class PageStore(Protocol):
     def store_pages(
         self, name: bytes, rows: Rows, slots: Ints, following: Sequence[bytes | memoryview]
     ) -> None:
-        """Writes the pages in some slots of a host memory to a file, and then its next part, which
-        may be empty.
+        """Writes the pages in some slots of host memory to a file, followed by the file's next
+        part, which may be empty.
         """
         ...
 
@@ -105,7 +105,7 @@ class Folder:
     def __init__(self, folder: str | os.PathLike[str], max_bytes: int) -> None:
         self._folder = Path(folder).expanduser()
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()  # of the size
+        self._lock = threading.Lock()  # guards the size
         try:
             self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             for path in self._folder.glob(f".*{TEMPORARY}"):
@@ -188,15 +188,15 @@ class FsspecStore:
         url: URL of a folder.
 
     Raises:
-        ValueError: it is not a URL, or one of this machine's files, where readers would see partial
-            writes.
+        ValueError: `url` is not a URL, or points to files of this machine, where readers would see
+            partial writes.
     """
 
     def __init__(self, url: str) -> None:
         import fsspec  # takes 40 ms
 
         if not url.partition("://")[1] or url.startswith(("file:", "local:")):
-            # it writes files atomically
+            # the backend "file" writes files atomically
             raise ValueError('it is no URL of another store; "file" takes folders.')
         system, self._folder = fsspec.core.url_to_fs(url)
         self._system: Any = system
@@ -222,7 +222,7 @@ def make_store(backend: str, place: str, max_bytes: int) -> PageStore:
         max_bytes: maximum size of all files of a folder.
 
     Raises:
-        ParameterError: no class has the name, or it can't use the place.
+        ParameterError: no class is registered as `backend`, or the class can't use `place`.
     """
     if backend == "file":
         return Folder(place, max_bytes)

@@ -1,13 +1,14 @@
 """Computes checksums of pages, and can read the pages from a file in the same pass.
 
-page_sums.cpp computes them while it reads: memory is passed once, and the interpreter's lock is
-taken once per call. Without a compiler numpy computes them, more slowly.
+page_sums.cpp computes the checksums while it reads, in one pass over memory, and takes the
+interpreter's lock only once per call. Without a compiler, numpy computes them more slowly.
 
 A checksum is a sum modulo 2^64 over a page's words of 8 bytes, in lines of 512. Each word is
-multiplied by the factor of its place in the line and the factor of its line. Zeros fill the last
-line. All factors are odd, so a changed word changes the sum. A product keeps only one bit of a
-word's top bit, which may be a sign, so two changed ones would cancel out. Therefore the upper half
-of a word is first xored into its lower half.
+multiplied by two factors: one for the word's position in its line, and one for the line. The last
+line is padded with zeros. All factors are odd, so a change to one word changes the sum. But a
+word's top bit, which may be a sign, would only affect the sum's top bit, so flipping it in two
+words would not change the sum. Therefore the upper half of each word is first xored into its lower
+half.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ Rows = NDArray[np.uint8]
 
 
 class DamagedFileError(ValueError):
-    """File that is not a file of pages, or is incomplete or altered."""
+    """Error: a file is not a file of pages, is incomplete, or was altered."""
 
 
 def compute_page_sums(
@@ -50,7 +51,7 @@ def compute_page_sums(
         rows: uint8 [slots, bytes of a page].
         slots: int32 [N], rows of the pages.
         descriptor: descriptor of the file; -1 if the rows already hold the pages.
-        at: place of the first page in the file.
+        at: offset of the first page in the file.
 
     Raises:
         OSError: the file can't be read.

@@ -14,9 +14,9 @@ Ints: TypeAlias = NDArray[np.int32]
 class PagePool:
     """Allocator of pages, O(1) per page. Uses only host arrays.
 
-    A page is freed into quarantine, stamped with the last step and the last copy between tiers that
-    may still read or write it. It can be allocated again when these have completed, so neither sees
-    the contents of its pages change.
+    A freed page goes into quarantine, together with the numbers of the last step and of the last
+    copy between tiers that may still use it. It can be allocated again once both have completed, so
+    its contents don't change while they use it.
 
     Args:
         pages: number of pages.

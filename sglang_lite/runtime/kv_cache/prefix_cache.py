@@ -56,13 +56,13 @@ class PrefixCache:
         reuse: whether to keep computed prefixes in the tree.
         priority: key function of the eviction order, lowest first.
         reveal_others: whether reasons for cache misses may reveal other prompts and namespaces.
-        windows: pages of the layers with a window; None if they share those of all layers.
-        states: states of the layers that sum up the past; None if the model has none.
-        changes: records gains and losses of the tree, or None.
+        windows: pages of the layers with a window; None if these layers have no separate pages.
+        states: states of recurrent layers; None if the model has none.
+        changes: records which prefixes the tree gains and loses, or None.
 
     Attributes:
         windows, states: the arguments of these names.
-        companions: what belongs to pages beside the keys and values of all layers.
+        companions: other memory that belongs to pages: `windows` and `states`, if given.
         pending_copies: copies to make before the next step.
         source: source of pages that the device lacks.
     """
@@ -98,7 +98,7 @@ class PrefixCache:
 
     @property
     def _pools(self) -> list[PagePool]:
-        """Pools that a new page takes from."""
+        """Pools that must each have a free page for a new page of the cache."""
         others = (each.pool for each in self.companions)
         return [self.pool, *(pool for pool in others if pool is not None)]
 
@@ -112,7 +112,7 @@ class PrefixCache:
         computed, because its logits are needed.
         """
         end = len(tokens) - 1 if self.reuses else 0
-        while True:  # shortening for one of them may end where another one can't use it
+        while True:  # one companion may shorten the match to where another one can't use it
             match = self.tree.match_prefix(
                 *space.tree_key(tokens[:end]),
                 None if self.states is None else self.states.count_covered,
@@ -126,8 +126,9 @@ class PrefixCache:
                 return match
 
     def allocate_slot_for(self, tokens: Ints, match: Match, space: PrefixSpace) -> SlotHandle:
-        """Allocates a slot for a request and enters its cached prefix. For a prefix that ends
-        inside a page, also schedules a copy of that page's cached tokens if a page is available.
+        """Allocates a slot for a request, and enters the tokens and cached pages into the slot
+        table. For a prefix that ends inside a page, also schedules a copy of that page's cached
+        tokens if a page is available.
         """
         lock = self.tree.lock_node(match.node)
         if self.source.has_pages:
@@ -162,7 +163,7 @@ class PrefixCache:
             usable: number of tokens that could have been cached.
             match: cached prefix found at admission.
             handle: resources of the request.
-            paused: whether its program was paused and gave up pages meanwhile.
+            paused: whether the request's program was paused and gave up pages meanwhile.
         """
         cached = int(self.table.computed[handle.slot])
         if cached >= usable:
@@ -183,7 +184,7 @@ class PrefixCache:
         if (where := self.source.find_next_page(match, ids)) is not None:
             return replace(found, reason=where)
         in_tree = self.tree.cached_length(ids, handle.space.namespace) if self.companions else 0
-        if in_tree > len(match.pages) * self.page_size:  # but without what a companion has
+        if in_tree > len(match.pages) * self.page_size:  # without companion memory
             lost: MissReason = "no_state" if self.windows is None else "evicted"
             return replace(found, reason="paused" if paused else lost)
         return found
@@ -275,7 +276,7 @@ class PrefixCache:
         """
         page_count = int(self.table.page_count[slot])
         size = self.page_size
-        if end <= page_count * size:  # mostly so
+        if end <= page_count * size:  # the usual case
             return end
         free = min(pool.free for pool in self._pools)
         count = min(-(-end // size) - page_count, free)
@@ -285,7 +286,7 @@ class PrefixCache:
         return min(end, int(self.table.page_count[slot]) * size)
 
     def free_pages_from(self, slot: int, end: int) -> None:
-        """Frees the pages of a slot for positions from `end` on, which no running step may read."""
+        """Frees a slot's pages for positions from `end` on. No running step may read them."""
         page_count = int(self.table.page_count[slot])
         needed = -(-end // self.page_size)
         if needed < page_count:
@@ -338,12 +339,12 @@ class PrefixCache:
     # ------------------------------------------------------------------------------------- windows
 
     def count_window_pages(self, pages: int) -> int:
-        """Returns how many window pages a request with so many pages needs."""
+        """Returns how many window pages a request with `pages` pages needs."""
         return 0 if self.windows is None else min(pages, self.windows.kept)
 
     def spare_window_pages(self, pages: Ints) -> int:
-        """Returns how many window pages remain after a step and running requests have theirs; 0 if
-        there are no window pages.
+        """Returns how many window pages remain once a step and all running requests have those that
+        they need; 0 if there are no window pages.
 
         Args:
             pages: int32 [R], number of pages that each running request is expected to need.
@@ -375,11 +376,11 @@ class PrefixCache:
     def release_behind_windows(
         self, slots: Ints, lengths: Ints, handle_of: Callable[[int], SlotHandle]
     ) -> None:
-        """Releases pages that are behind the windows of these slots.
+        """Releases the pages that the windows of these slots have moved past.
 
         Args:
             slots: int32 [R], the slots.
-            lengths: int32 [R], their computed tokens.
+            lengths: int32 [R], number of computed tokens of each slot.
             handle_of: returns the resources of the request at an index.
         """
         if self.windows is None:
@@ -393,8 +394,9 @@ class PrefixCache:
     # -------------------------------------------------------------------------------------- states
 
     def slots_lacking_state(self, slots: Ints) -> list[int]:
-        """Returns the indices of the slots whose states don't end at their computed tokens. This
-        happens when some of these were taken back, or when a copy of cached tokens was given up.
+        """Returns the indices of the slots whose state doesn't cover exactly the computed tokens.
+        This happens when computed tokens were taken back, or when a copy of cached tokens was
+        dropped.
         """
         if self.states is None:
             return []
@@ -404,19 +406,19 @@ class PrefixCache:
         return found
 
     def return_to_state(self, handle: SlotHandle) -> bool:
-        """Makes a request compute again what follows its last state. Returns False if it has no
-        state on the pages that it owns.
+        """Makes a request recompute the tokens after its last state. Returns False if that would
+        change pages of the tree, because no state covers all of them.
         """
         assert self.states is not None
         return self.states.rewind(self.table, handle.slot, handle.owned_from * self.page_size)
 
     def want_states(self, handle: SlotHandle, shared: Iterable[int], *, prompt: int) -> None:
-        """Chooses the tokens of a request behind which states are kept, if the model has any: those
-        behind which other texts are expected to go on.
+        """Chooses the positions in a request's text at which states are kept, if the model has
+        states: those from which other texts are expected to continue.
 
         Args:
             handle: resources of the request.
-            shared: lengths of the prefixes that it shares with requests that wait.
+            shared: lengths of the prefixes that the request shares with waiting requests.
             prompt: length of its prompt.
         """
         if self.states is None or not self.reuses:
@@ -428,7 +430,7 @@ class PrefixCache:
         )
 
     def keep_state(self, handle: SlotHandle) -> None:
-        """Keeps the state behind a request's computed tokens, as far as they are in the tree."""
+        """Keeps the state after a request's computed tokens if all of these are in the tree."""
         if self.states is not None and self.reuses:
             self.states.keep_current(
                 handle.slot, self.table.pages[handle.slot, : handle.owned_from]
@@ -436,7 +438,7 @@ class PrefixCache:
             self._save_kept_states(handle)
 
     def _save_kept_states(self, handle: SlotHandle) -> None:
-        """Lets the source save the states kept behind a request's pages, if there are any."""
+        """Lets the source save the states that are kept for a request's prefix, if any."""
         if self.states is not None and self.source.has_pages and handle.lock.node is not None:
             self.source.save_kept_states(handle.lock.node)
 
@@ -451,7 +453,7 @@ class PrefixCache:
         return completed
 
     def publish_pages(self, handle: SlotHandle, *, all_but_last: bool = False) -> None:
-        """Moves every full computed page to the tree, for other requests to use.
+        """Moves every fully computed page to the tree, for other requests to use.
 
         The request continues to read these pages. If the tree already had a page, the request reads
         that one and frees its own.
@@ -474,8 +476,8 @@ class PrefixCache:
         pages = self.table.pages[slot, :full]
         own = handle.owned_from * self.page_size
         space = handle.space
-        # Below the pages that it has locked, without following the sequence, unless the tree may
-        # have some of them.
+        # Adds the pages directly after the locked ones. The sequence is followed from the root only
+        # if the tree may already have some of these pages.
         if not handle.lock.extend_with(
             space.tree_ids(tokens[own:], own), pages[handle.owned_from :]
         ):
@@ -501,7 +503,9 @@ class PrefixCache:
         self.table.release_slot(handle.slot)
 
     def _release_pages(self, handle: SlotHandle) -> None:
-        """Frees the pages that a request owns, and ends its reading of the tree's pages."""
+        """Frees the pages that a request owns, and records that it no longer reads the tree's
+        pages.
+        """
         slot = handle.slot
         owned_from = handle.owned_from
         pages = self.table.pages[slot, : self.table.page_count[slot]]
@@ -521,8 +525,8 @@ class PrefixCache:
         """Evicts every prefix that no request is using. Returns the number of pages freed.
 
         Args:
-            keep: whether the source keeps them, if it has room. If not, it also forgets its own
-                pages.
+            keep: whether the source keeps the prefixes, if it has room. Otherwise, the source also
+                forgets its own pages.
         """
         self.source.drop_pages(keep=keep)
         evicted = self.tree.evict_leaves(self.tree.pages, self.source.save_node if keep else None)

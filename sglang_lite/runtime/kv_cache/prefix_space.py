@@ -19,7 +19,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 if TYPE_CHECKING:
     from sglang_lite.runtime.models.lora.adapter import Adapter  # needs torch
 
-# tokens whose ids are mixed with an adapter's hash, 30 bits each, which together identify it
+# number of tokens whose ids are each mixed with 30 bits of an adapter's hash, to identify it
 _MIXED = 4
 _FIRST = np.int32(1 << 30)  # above every vocabulary
 

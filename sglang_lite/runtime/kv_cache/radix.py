@@ -42,12 +42,12 @@ class Node:
         self.tokens = tokens
         self.pages = pages
         self.parent = parent
-        # by the bytes of the first page's tokens, newest last
+        # children by the bytes of their first page's tokens, newest last
         self.children: dict[bytes, Node] = {}
-        # of the children, sorted: those that begin alike are neighbours
+        # sorted keys of `children`, so that keys with a common beginning are neighbours
         self.keys: list[bytes] = []
         self.locks = 0
-        self.queued = False  # for eviction
+        self.queued = False  # whether the node is queued for eviction
         self.hits = 0
         self.created = self.last_used = now
         self.prefix: PrefixHash | None = None  # prefix up to the node's end; computed on first use
@@ -102,7 +102,7 @@ def prefix_hash_of(node: Node, hasher: PrefixHasher) -> PrefixHash:
     while current is not None and current.prefix is None:
         path.append(current)
         current = current.parent
-    assert current is not None  # a root has one
+    assert current is not None  # every root has a prefix
     prefix = current.prefix
     assert prefix is not None
     for each in reversed(path):
@@ -207,7 +207,7 @@ class RadixTree:
     Args:
         page_size: tokens in a page.
         priority: key of the eviction order.
-        changes: records gains and losses of the tree, or None.
+        changes: records which prefixes the tree gains and loses, or None.
 
     Attributes:
         pages: number of pages in the tree.
@@ -224,11 +224,11 @@ class RadixTree:
         self._clock = 0
         self._hasher = PrefixHasher()
         self._evicted = EvictedPrefixes(self._hasher)
-        # heap of all unlocked leaves, and of some others
+        # heap of all unlocked leaves and some other nodes
         self._queue: list[tuple[tuple[float, ...], int, Node]] = []
         self._queued = 0  # number of nodes queued so far
         self.pages = 0  # number of pages in the tree
-        self.locked_pages = 0  # number of these under a lock
+        self.locked_pages = 0  # number of locked pages
 
     @property
     def evictable(self) -> int:
@@ -268,8 +268,8 @@ class RadixTree:
         Args:
             tokens: int32 token ids.
             namespace: namespace of the sequence.
-            covered: returns the number of a page's tokens behind which it can be continued, 0 for
-                none; a tail ends there. None if pages can be continued behind any token.
+            covered: returns the number of a page's tokens after which a tail can end, 0 for none.
+                None if a tail can end after any token.
         """
         node, path, at = self._follow_and_split(tokens, namespace)
         pages = np.concatenate([n.pages for n in path]) if path else _NO_PAGES
@@ -419,8 +419,8 @@ class RadixTree:
     def _find_covered_tail(
         self, node: Node, tokens: Ints, covered: Callable[[int], int]
     ) -> Tail | None:
-        """Finds the page below `node` that can be continued behind the most leading tokens of
-        `tokens`. Returns None if there is none.
+        """Finds the page below `node` that gives `tokens` the longest tail that `covered` allows.
+        Returns None if there is none.
         """
         best: Tail | None = None
         first = tokens[:1].tobytes()

@@ -21,16 +21,17 @@ class SlotTable:
         computed: number of tokens with keys and values, including those of steps that are still
             running.
         limit: length at which the request ends.
-        watched: uint8; new tokens that the host must inspect, as `WatchedTokens` of
-            runtime/requests/request.py.
-        paced: uint8; tokens to inspect for a stream, as `StreamPace` of
-            runtime/requests/request.py.
+        watched: uint8; which new tokens the host must inspect: a `WatchedTokens`
+            (runtime/requests/request.py).
+        paced: uint8; which tokens to inspect for a stream: a `StreamPace`
+            (runtime/requests/request.py).
         streamed: bool; True if the slot's request streams.
         scored: bool; True if draws report the model's log-probabilities of their tokens, as
             `TokenScores`.
-        columns: int32 [slots] by name; whatever else an engine's features keep for each request.
-        epoch: counter that changes whenever the slot's request or its last tokens change, to
-            recognise earlier launches.
+        columns: int32 [slots] by name; other values that an engine's features keep for each
+            request.
+        epoch: counter that changes whenever the slot's request or its last tokens change, so that
+            results of earlier launches are recognised and ignored.
 
     Args:
         slots: maximum number of running requests.

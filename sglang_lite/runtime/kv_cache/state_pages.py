@@ -1,16 +1,17 @@
-"""States of layers that sum up the whole past: which places a step reads and writes, and which
-states stay for later requests.
+"""States of recurrent layers, which summarise all earlier tokens: where a step reads and writes
+them, and which ones are kept for later requests.
 
-A state takes one place. A step reads the state of a row's earlier tokens at one place, and writes
-the state behind the row's last token to another one. So nothing is ever copied: a branch reads the
-state that it begins with where that is kept, and to keep a state means to write the next one
-elsewhere.
+A place is room on the device for one state. A step reads the state of a row's earlier tokens at one
+place, and writes the state after the row's last token to another place. So nothing needs to be
+copied: a branch reads its initial state at the place where that state is kept, and a state is kept
+by writing the next one elsewhere.
 
-A kept state belongs to the page in which its last token is, and to the number of the page's tokens
-that it covers. A cached prefix can be used up to any token behind which a state is kept.
+A kept state belongs to the page of its last token, and covers the page's tokens up to that one. A
+cached prefix can be reused up to any token after which a state is kept.
 
 Kept states may be copied to other memory and back (state_tier.py). A place is not written again
-before the copies that read it have completed, and belongs to nobody else while a copy writes it.
+until the copies that read it have completed. While a copy writes a place, nothing else uses that
+place.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.radix import Match
 from sglang_lite.runtime.kv_cache.slot_table import SlotTable
 
-OWN = 2  # places of a running request: that of its state, and that of the next or the last one
+OWN = 2  # places of a running request: one for its state, one for the next or previous state
 _NO_PAGE = -1
 
 
 @dataclass(frozen=True, slots=True)
 class StateMark:
-    """State that a step writes inside a row.
+    """State that a step writes inside a row, before the row's last token.
 
     Attributes:
         row: row of the step.
         end: number of tokens of the row's sequence that the state covers.
-        place: where it is written.
+        place: place that the state is written to.
     """
 
     row: int
@@ -51,8 +52,8 @@ class RowStates:
     """States that a step reads and writes.
 
     Attributes:
-        read: int32 [R], place of the state that each row begins with; -1 for an empty one.
-        write: int32 [R], place of the state behind each row's last token.
+        read: int32 [R], place of the state that each row begins with; -1 for an empty state.
+        write: int32 [R], place for the state after each row's last token.
         marks: states that are written inside rows, in order within each row.
     """
 
@@ -70,17 +71,18 @@ class StatePages(Companion):
         count: number of states that can be kept.
         page_size: tokens in a page.
         slots: maximum number of running requests.
-        interval: tokens between states that are kept in long texts; 0 for none but those at places
-            where a text is expected to be continued.
+        interval: number of tokens between states that are kept in long texts; 0 to keep only states
+            from which another text is expected to continue.
 
     Attributes:
         total: number of places.
         of: int32 [pages]; place of the state of each page, or `total` if it has none.
         at: int32 [pages]; number of the page's tokens that its state covers.
         ends: int32 [slots]; number of tokens that a running request's state covers.
-        before_drop: called with the place of each kept state before it is dropped; None for nothing.
-        hits, recomputed: number of requests that have begun with a kept state, and of cached tokens
-            that were computed again because no state was kept behind them.
+        before_drop: called with the place of each kept state before it is dropped; None for
+            nothing.
+        hits, recomputed: number of requests that began with a kept state, and number of cached
+            tokens that were recomputed because no state was kept after them.
     """
 
     def __init__(
@@ -95,25 +97,26 @@ class StatePages(Companion):
         self.ends: Ints = np.zeros(slots, dtype=np.int32)
         self.before_drop: Callable[[int], object] | None = None
         self.hits = self.recomputed = 0
-        # places that a slot may write
+        # places that each slot may write to
         self._own: Ints = np.arange(OWN * slots, dtype=np.int32).reshape(slots, OWN)
         self._free = list(range(self.total - 1, OWN * slots - 1, -1))
-        # page whose state a place holds
+        # page whose state is at each place
         self._page_of: Ints = np.full(self.total + 1, _NO_PAGE, dtype=np.int32)
-        # of pages that were freed while a request still needed their states
+        # places of states whose pages were freed while a request still needed the states
         self._orphans = set[int]()
-        self._marked = set[int]()  # places of marks of a step that was not recorded yet
-        self._arriving = set[int]()  # that a copy writes
-        self._last_copy: NDArray[np.int64] = np.zeros(self.total, np.int64)  # that reads a place
+        self._marked = set[int]()  # places of marks of the planned step
+        self._arriving = set[int]()  # places that a copy is writing to
+        # last copy that reads each place
+        self._last_copy: NDArray[np.int64] = np.zeros(self.total, np.int64)
         self._settled_copy = 0
         self._quarantine = deque[int]()  # dropped places that copies still read
         self._current: Ints = np.full(slots, self.total, dtype=np.int32)
         self._previous: Ints = np.full(slots, self.total, dtype=np.int32)
         self._previous_ends: Ints = np.full(slots, -1, dtype=np.int32)
-        # page with the state at the last page's end, which follows a slot's request
+        # page of each slot's spare state: the one at the end of its last full page, for a rewind
         self._spare: Ints = np.full(slots, _NO_PAGE, dtype=np.int32)
         self._wanted: list[set[int]] = [set() for _ in range(slots)]
-        # in which kept states are dropped: by tokens saved times uses, with aging (GreedyDual)
+        # order in which kept states are dropped: tokens saved times uses, with aging (GreedyDual)
         self._worth: NDArray[np.float64] = np.zeros(self.total)
         self._saves: NDArray[np.float64] = np.zeros(self.total)
         self._age = 0.0
@@ -212,8 +215,8 @@ class StatePages(Companion):
     # ---------------------------------------------------------------------------------------- steps
 
     def want_states(self, slot: int, ends: Iterable[int]) -> None:
-        """Asks that states be kept behind these numbers of tokens of a slot's sequence, and behind
-        no others that were asked for before.
+        """Requests that states be kept after these numbers of tokens of a slot's sequence. Replaces
+        the slot's previous request.
         """
         self._wanted[slot] = set(ends)
 
@@ -251,12 +254,12 @@ class StatePages(Companion):
         return RowStates(read, write, tuple(marks))
 
     def _find_inner_ends(self, slot: int, start: int, end: int, *, whole: bool) -> list[int]:
-        """Returns the places inside a row where states are wanted.
+        """Returns the positions inside a row after which states are to be written.
 
         Args:
             slot: slot of the row.
-            start, end: positions that it computes.
-            whole: whether the row reaches the end of its known tokens.
+            start, end: positions that the row computes.
+            whole: whether the row reaches the end of the request's known tokens.
         """
         inner = {each for each in self._wanted[slot] if start < each < end}
         inner.update(self.ends_in_long_text(start, end))
@@ -281,7 +284,7 @@ class StatePages(Companion):
             states: states of the step, from `plan_step`.
             slots: int32 [R], slot of each row.
             starts, ends: int32 [R], positions that each row computes, without drafts.
-            drafted: int32 [R], number of drafted tokens that it computes behind these.
+            drafted: int32 [R], number of drafted tokens that each row computes after these.
         """
         self._previous[slots] = np.where(starts > 0, self._current[slots], self.total)
         self._previous_ends[slots] = starts
@@ -292,7 +295,7 @@ class StatePages(Companion):
             self._record_mark(table, mark, int(slots[mark.row]))
         for row, (slot, end) in enumerate(zip(slots.tolist(), ends.tolist())):
             wanted = end in self._wanted[slot]
-            # without pages of several tokens, the current state is always at the end of one
+            # with one token per page, the current state is always at the end of a page
             spare = self._size > 1 and end % self._size == 0
             if (wanted or spare) and not drafted[row]:
                 kept = self._keep(slot, table.pages[slot], end)
@@ -300,7 +303,9 @@ class StatePages(Companion):
                     self._move_spare(slot, kept)
 
     def _record_mark(self, table: SlotTable, mark: StateMark, slot: int) -> None:
-        """Gives a state that a step has written inside a row to its page, unless that has one."""
+        """Assigns a state written inside a row to the page of its last token, unless that page has
+        one.
+        """
         page = int(table.pages[slot, (mark.end - 1) // self._size])
         if self.of[page] != self.total:
             self._free.append(mark.place)
@@ -311,9 +316,9 @@ class StatePages(Companion):
             self._move_spare(slot, page)
 
     def rewind(self, table: SlotTable, slot: int, own_from: int) -> bool:
-        """Returns a slot to the last state behind which its computed tokens follow, after some of
-        them were taken back. Those behind that state are computed again. Returns False if it has
-        no such state.
+        """Returns a slot to its last state that covers no more than its computed tokens, some of
+        which were taken back. The tokens after that state are recomputed. Returns False if there is
+        no such state, or if it covers too little to keep the tree's pages.
 
         Args:
             table: slot table; its `computed` is lowered to the state's end.
@@ -324,7 +329,7 @@ class StatePages(Companion):
         pages = table.pages[slot, : table.page_count[slot]]
         with_state = np.flatnonzero(self.of[pages] != self.total)
         ends = with_state * self._size + self.at[pages[with_state]]
-        # their tokens may be others now
+        # the tokens that these states cover may have changed
         for page in pages[
             with_state[(ends > computed) & (with_state * self._size >= own_from)]
         ].tolist():
@@ -336,7 +341,8 @@ class StatePages(Companion):
             end = previous
             place = int(self._previous[slot])
         if end < own_from:
-            if self._page_of[self._current[slot]] != _NO_PAGE:  # or it would begin there again
+            # otherwise, the request would begin with its current state again
+            if self._page_of[self._current[slot]] != _NO_PAGE:
                 self._drop_state(int(self._page_of[self._current[slot]]))
             return False
         self.recomputed += computed - end
@@ -348,8 +354,9 @@ class StatePages(Companion):
     # ------------------------------------------------------------------------------ kept states
 
     def _keep(self, slot: int, pages: Ints, end: int) -> int | None:
-        """Gives a slot's current state to the page of its last token, and returns the page. Returns
-        None if the page has a state, or if no place is left for the slot's next one.
+        """Assigns a slot's current state to the page of its last token, and returns the page.
+        Returns None if the page already has a state, or if no place is left for the slot's next
+        state.
         """
         page = int(pages[(end - 1) // self._size])
         own = np.flatnonzero(self._own[slot] == self._current[slot])
@@ -363,12 +370,12 @@ class StatePages(Companion):
         return page
 
     def _bind(self, place: int, page: int, end: int, pages: Ints) -> None:
-        """Gives the state at a place to a page.
+        """Assigns the state at a place to a page.
 
         Args:
             place: the place.
             page: the page, which has no state.
-            end: number of tokens of its sequence that the state covers.
+            end: number of the sequence's tokens that the state covers.
             pages: the sequence's first pages.
         """
         before = pages[: (end - 1) // self._size]
@@ -386,14 +393,14 @@ class StatePages(Companion):
         self._worth[place] = self._age + end - last
 
     def _move_spare(self, slot: int, page: int) -> None:
-        """Makes the state of `page` the one that follows a slot's request, and drops the last one."""
+        """Makes the state of `page` the slot's spare state, and drops the previous spare state."""
         before = int(self._spare[slot])
         self._spare[slot] = page
         if before not in (_NO_PAGE, page) and self.of[before] != self.total:
             self._drop_state(before)
 
     def _drop_state(self, page: int) -> None:
-        """Takes the state from a page."""
+        """Drops the state of a page."""
         place = int(self.of[page])
         if self.before_drop is not None:
             self.before_drop(place)
@@ -413,8 +420,8 @@ class StatePages(Companion):
             self._free.append(place)
 
     def _take_place(self) -> int | None:
-        """Returns a place for a state, dropping the least useful kept state if none is free. Returns
-        None if running requests and copies need all of them.
+        """Returns a place for a state. Drops the least useful kept state if no place is free.
+        Returns None if running requests and copies need all places.
         """
         if not self._free and self._orphans:
             for place in self._orphans.difference(self._current.tolist()):
@@ -435,16 +442,16 @@ class StatePages(Companion):
             self._drop_state(int(self._page_of[place]))
 
     def _reclaim_marks(self) -> None:
-        """Frees the places of marks of a step that failed."""
+        """Frees the places of marks that belong to a failed step."""
         self._free.extend(self._marked)
         self._marked.clear()
 
     # --------------------------------------------------------------------------------------- copies
 
     def places_at_ends(self, pages: Ints, *, new: bool = False) -> tuple[Ints, Ints]:
-        """Returns which of these pages have a kept state behind their last token, as indices, and
-        the places of these states. Leaves out states that only follow a running request and, if
-        `new` is set, those that have been copied.
+        """Returns the indices of the pages that have a kept state after their last token, and the
+        places of these states. Leaves out the spare states of running requests and, if `new` is
+        set, states that have been copied.
         """
         places = self.of[pages]
         kept = (places != self.total) & (self.at[pages] == self._size)
@@ -456,7 +463,7 @@ class StatePages(Companion):
 
     @property
     def arriving(self) -> list[int]:
-        """Places that copies write, in order."""
+        """Places that copies are writing to, in ascending order."""
         return sorted(self._arriving)
 
     def record_copy(self, places: Ints, copy: int) -> None:
@@ -470,8 +477,8 @@ class StatePages(Companion):
             self._free.append(self._quarantine.popleft())
 
     def spare_places(self, count: int) -> None:
-        """Drops kept states until `count` places are free or will be after the running copies, as
-        far as running requests don't need them.
+        """Drops kept states that no running request needs, until `count` places are free or will be
+        free after the running copies.
         """
         for _ in range(count - len(self._free) - len(self._quarantine) - len(self._orphans)):
             self._drop_least_useful()
@@ -486,7 +493,7 @@ class StatePages(Companion):
         return place
 
     def adopt_copy(self, place: int, pages: Ints) -> None:
-        """Keeps a state that a copy has written as that behind the last token of these pages.
+        """Keeps a state that a copy has written, as the state after the last token of these pages.
 
         Args:
             place: the place, from `take_place_for_copy`.

@@ -1,5 +1,5 @@
 """Reads a state from its file into the host's memory, with the pages before it that only files
-have. Both arrive or neither.
+have. The state and the pages arrive together or not at all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 
 @dataclass(eq=False, slots=True)
 class StateRead(PromisedPages):
-    """Last state of a sequence that has a file, and the pages before it, which are being read.
+    """Read of the last state of a sequence that has a file, and of the pages before that state.
 
     Attributes:
         host, states: tiers of pages and of states in the host's memory.
@@ -29,15 +29,15 @@ class StateRead(PromisedPages):
         available: number of these that the device or the host has.
         usable: number of these that can be reused without the read.
         found: number of pages up to the state; 0 if there is none.
-        patience_s: how long a request waits for it, in seconds.
+        patience_s: how many seconds a request waits for the read.
         slots, state_slots: host slots for pages and state; empty until they are reserved.
         copies: numbers of the last copies of pages and of states that may use the slots.
         filled: whether the slots of each file have been filled; set once the copies have completed.
         began: when `filled` was set.
         read: number of pages that have been read.
         page_s: seconds a page has taken, including its share of the state; 0 if nothing was read.
-        asked: when it was requested.
-        dropped: True if what is read may no longer be used.
+        asked: when the read was requested.
+        dropped: True if the pages and the state may no longer be used.
     """
 
     host: HostTier
@@ -59,7 +59,8 @@ class StateRead(PromisedPages):
     dropped: bool = False
 
     def advance(self, disk: DiskTier, copies: tuple[int, int]) -> bool:
-        """Performs the next stage, if the previous one has ended. Returns True after the last.
+        """Performs the next stage, if the previous one has ended. Returns True after the last
+        stage.
 
         Args:
             disk: tier of the files.
@@ -89,8 +90,8 @@ class StateRead(PromisedPages):
         return self.copies[0] <= copies[0] and self.copies[1] <= copies[1]
 
     def _reserve_slots(self, end: int) -> bool:
-        """Reserves slots for the state and the pages before it. Returns False if there are too
-        few.
+        """Reserves slots for the state and the pages before it. Returns False if too few slots are
+        free.
         """
         count = max(end - self.available, 0)
         self.slots = self.host.reserve_pinned_slots(count)
@@ -102,7 +103,7 @@ class StateRead(PromisedPages):
         return False
 
     def _name_slots(self, end: int) -> None:
-        """Stores what was read up to page `end`, and unpins all slots."""
+        """Names the pages and the state that were read up to page `end`, and unpins all slots."""
         self.host.name_reserved_slots(self.names[self.available : end], self.slots)
         self.states.name_reserved_slots(self.names[end - 1 : end] if end else (), self.state_slots)
 

@@ -1,8 +1,8 @@
-"""States of sequences below the device: which kept states are copied to the host's memory, and
+"""States in the tiers below the device: which kept states are copied to the host's memory, and
 which are fetched back.
 
-A state below the device has the name of the page whose last token it covers. So only states at the
-ends of pages are kept there. Copies of states are numbered apart from those of pages.
+A state below the device has the name of the page that it ends with, so only states at the ends of
+pages are kept there. Copies of states and copies of pages are numbered separately.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.kv_cache.radix import Match, Node
 from sglang_lite.runtime.kv_cache.state_pages import StatePages
 
-# share of the kept states' places that are free or become so after the running copies, if states
-# are copied when they are dropped
+# If states are copied when they are dropped, one in this many of the kept states' places is free,
+# or will be after the running copies.
 _SPARE = 16
 
 
@@ -55,8 +55,9 @@ class StateTier:
         self._states = states
         self.host = host
         self._on_drop = on_drop
-        self._names: dict[int, bytes] = {}  # of kept states, by place, if they are copied on a drop
-        self._completed = 0  # copies, when they were last counted
+        # names of kept states by place, if states are copied when dropped
+        self._names: dict[int, bytes] = {}
+        self._completed = 0  # number of completed copies when last counted
         self.fetched = 0
         if on_drop:
             states.before_drop = self._save_dropped
@@ -74,7 +75,7 @@ class StateTier:
         return found
 
     def save_states_of_prefix(self, names: PageNames, node: Node) -> None:
-        """Copies the kept states from the root to a node to the host, the last one at last."""
+        """Copies the kept states of a prefix to the host, from the root to `node`."""
         path: list[Node] = []
         while node.parent is not None:
             path.append(node)
@@ -121,7 +122,7 @@ class StateTier:
             pages: number of pages that it covers.
         """
         slots = self.host.touch_pages([name])
-        self.host.pin_slots(slots)  # a state that makes room may go to the host
+        self.host.pin_slots(slots)  # a state dropped to make room may be copied to the host
         place = self._states.take_place_for_copy()
         if place is not None:
             self.host.memory.copy_to_device(slots, np.array([place], dtype=np.int32))
@@ -146,20 +147,20 @@ class StateTier:
 
     @property
     def copies_are_running(self) -> bool:
-        """Whether copies had not completed when they were last counted."""
+        """Whether some copies were still running when they were last counted."""
         return self._completed < self.host.memory.launched
 
     def settle_copies(self) -> int:
-        """Launches the copies that wait for others, and makes places free that completed copies no
-        longer use. Returns the number of completed copies.
+        """Launches copies that were waiting for earlier ones, and frees places that only completed
+        copies have used. Returns the number of completed copies.
         """
         self._completed = self.host.memory.count_completed()
         self._states.settle_copies(self._completed)
         return self._completed
 
     def make_room(self) -> None:
-        """Makes a few places free ahead, because dropped states are copied before their places are
-        written again.
+        """Frees a few places in advance, because dropped states must be copied before their places
+        are written again.
         """
         if self._on_drop:
             self._states.spare_places(-(-self._states.kept // _SPARE))

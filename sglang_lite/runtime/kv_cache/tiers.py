@@ -4,8 +4,8 @@ copied to them, and which are fetched back.
 Pages below the device are identified by name (page_names.py), so the radix tree only covers the
 device. A fetched page belongs to its `Fetch` until it is in the tree. A page that is being copied
 down stays in place; if it is evicted meanwhile, it is in quarantine until the copy has ended.
-Copies run in order, so another one may use a slot of the host immediately. Threads that read and
-write files pin the slots, and begin when earlier copies have completed.
+Copies run in order, so a later copy may use the same slot of the host immediately. Threads that
+read or write files pin the slots, and start when earlier copies have completed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MIN_FETCHED = 16  # tokens; fewer are computed
 _AGAIN = 64
 _PART_FILES = 8  # files of a sequence read and then fetched together, while the next part is read
 _MAX_READING = 64  # maximum number of parts read before their requests are admitted
-# wait of "timeout" for files, and additional wait per token
+# with the policy "timeout": seconds to wait for files, and additional seconds per token
 _PATIENCE_S = 2.0
 _TOKEN_PATIENCE_S = 1e-4
 _CLOSE_S = 0.001  # pause while copies and writes end
@@ -171,8 +171,9 @@ class Tiers(PageSource):
         return self._computed % _AGAIN > 0
 
     def find_next_page(self, match: Match, tokens: Ints) -> NextPage | None:
-        """Returns the tier that has the page after a match, or with states a later state: "on_host",
-        or "on_disk" if a file with the page is known. Returns None if neither has it.
+        """Returns the tier that has the page after a match or, for models with states, a later
+        state: "on_host", or "on_disk" if a file with the page is known. Returns None if neither has
+        it.
         """
         size = self._store.page_size
         at = len(match.pages)
@@ -180,7 +181,7 @@ class Tiers(PageSource):
             rest = tokens[at * size :]
             names = list(self.names.names_after(self.names.last_name(match.node), rest))
             return "on_host" if self.states.find_last(names) else None
-        end = (at // self._run + 1) * self._run  # of its file
+        end = (at // self._run + 1) * self._run  # end of the file with this page
         behind = list(
             self.names.names_after(self.names.last_name(match.node), tokens[at * size : end * size])
         )
@@ -231,7 +232,7 @@ class Tiers(PageSource):
             self.save_node(node)
 
     def save_node(self, node: Node) -> None:
-        """Copies the pages of a node to the tiers below, as far as there is room."""
+        """Copies the pages of a node to the tiers below, as space permits."""
         self.host.save_pages(self.names.names_of_node(node), node.pages)
         if self.states is not None:
             self._save_states(self.states, node)
@@ -240,7 +241,7 @@ class Tiers(PageSource):
 
     def _save_states(self, states: StateTier, node: Node, *, new: bool = False) -> None:
         """Copies the kept states of a node's pages to the host, and queues their files to be
-        written. If `new` is set, leaves out those that have been copied once.
+        written. If `new` is set, leaves out states that have already been copied.
         """
         saved = states.save_states(self.names, node, new=new)
         if not saved or self.disk is None or self.disk.off:
@@ -352,8 +353,8 @@ class Tiers(PageSource):
         return fetch
 
     def _list_missing_pages(self, tokens: Ints, match: Match, space: PrefixSpace) -> MissingPages:
-        """Returns the pages of a sequence, int32 in the tree, that the device lacks behind a match
-        or that can't be used there for want of a state.
+        """Returns the pages of a sequence that the device lacks after a match. `tokens` are the ids
+        in the tree, int32.
         """
         size = self._store.page_size
         usable = len(match.pages) * size
@@ -367,8 +368,8 @@ class Tiers(PageSource):
         return MissingPages(match, usable, names, before)
 
     def _choose_pages(self, missing: MissingPages, space: PrefixSpace) -> WantedPages:
-        """Returns which of a sequence's missing pages to fetch from the host: all that it has, or
-        those up to the last state that it has.
+        """Returns which of a sequence's missing pages to fetch from the host: all that the host has
+        or, for models with states, those up to the last state that the host has.
         """
         size = self._store.page_size
         at = len(missing.match.pages)
@@ -382,9 +383,9 @@ class Tiers(PageSource):
         return WantedPages(found[: max(end - at, 0)], end * size, names[end - 1])
 
     def _allocate_pages_for(self, wanted: WantedPages) -> Ints | None:
-        """Allocates pages of the device for copies of those on the host. If pages that were evicted
-        for them have replaced some there, allocates as many as can still be used. Returns None
-        without any.
+        """Allocates pages of the device for the wanted pages of the host. This may evict pages to
+        the host that replace some of the wanted ones there; then allocates only as many as can
+        still be used. Returns None if there are none.
         """
         store = self._store
         # marks them as recently used, so pages evicted to the host now replace others first
@@ -418,12 +419,12 @@ class Tiers(PageSource):
     def _start_lookup(
         self, missing: MissingPages, wanted: WantedPages, token_s: float
     ) -> DiskRead | StateRead | None:
-        """Starts looking for files with what the device and the host lack of a sequence. Returns
-        None if that is too little, or computing is faster.
+        """Starts looking for files with the pages of a sequence that neither the device nor the
+        host has. Returns None if there are too few such pages, or computing is faster.
 
         Args:
             missing: pages that the device lacks.
-            wanted: those of them to be fetched from the host.
+            wanted: the missing pages that are to be fetched from the host.
             token_s: seconds to compute a token; 0 if unknown.
         """
         at = len(missing.match.pages)
@@ -465,9 +466,9 @@ class Tiers(PageSource):
         if there are too few such pages, or computing is faster.
 
         Args:
-            at: number of pages before `behind`.
-            behind: names of pages.
-            found: number of these that the host has.
+            at: number of the sequence's pages before those in `behind`.
+            behind: names of the following pages of the sequence.
+            found: number of these following pages that the host has.
             token_s: seconds to compute a token; 0 if unknown.
         """
         assert self.disk is not None
@@ -554,7 +555,7 @@ class Tiers(PageSource):
             self.states.forget_states()
 
     def start_copies(self) -> None:
-        """Launches the copies that wait for others."""
+        """Launches copies that were waiting for earlier ones."""
         self.host.memory.count_completed()
         if self.states is not None:
             self.states.settle_copies()
@@ -609,7 +610,7 @@ class Tiers(PageSource):
         read.done = read.done or waited_s > read.patience_s
         if waited_s > DEADLINE_S:
             read.done = read.dropped = True  # a thread may still write its slots
-        # A slow store that still returns files is used on.
+        # A slow store stays in use as long as it returns files.
         if now - max(read.asked, self._last_read) > DEADLINE_S and not disk.off:
             disk.stop(f"a file was not read in {DEADLINE_S:g} seconds.")
 
@@ -628,7 +629,7 @@ class Tiers(PageSource):
 
     def _advance_read(self, read: DiskRead, completed: int) -> bool:
         """Performs the next stage of reading files, if the previous one has ended. Returns True
-        after the last.
+        after the last stage.
         """
         assert self.disk is not None
         if not read.found.done():

@@ -2,9 +2,10 @@
 
 A page of the pool stands for a run of tokens in all layers. In the layers with a window its keys
 and values are on a page of a second, smaller pool, as long as a running request can see them. A
-request's own pages are freed once they are behind its window. Those of prefixes in the tree stay
-while there is room. A prefix can be used up to any length that is preceded by the pages of a whole
-window. A short convolution has a window, too: the tokens that its kernel covers.
+request's own pages are freed once its window has moved past them. Those of prefixes in the tree
+stay while there is room. A prefix can be reused up to any length at which the pages of one whole
+window before that point are cached. A short convolution has a window, too: the tokens that its
+kernel covers.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class WindowPages(Companion):
         self.of: Ints = np.full(pages, count, dtype=np.int32)
         self.first: Ints = np.zeros(slots, dtype=np.int32)
         self.readers: Ints = np.zeros(pages, dtype=np.int32)
-        # in which idle pages are released
+        # order in which idle pages are released
         self._order: NDArray[np.int64] = np.full(pages, _USED, dtype=np.int64)
         self._since: Ints = np.zeros(pages, dtype=np.int32)  # last step that may read an idle page
         self._reused = np.zeros(pages, dtype=bool)
@@ -137,7 +138,7 @@ class WindowPages(Companion):
         idle = np.flatnonzero(self._order != _USED).astype(np.int32)
         settled = idle[self._since[idle] <= self.pool.settled_step]
         chosen = settled if len(settled) >= short else idle
-        # so a full pool is not searched at every step
+        # frees more than needed, so that a full pool is not searched at every step
         more = min(max(short, self.pool.total // 64), len(chosen))
         if more < len(chosen):
             chosen = chosen[np.argpartition(self._order[chosen], more - 1)[:more]]
@@ -209,8 +210,8 @@ class WindowPages(Companion):
         Args:
             pages: the pages.
             step: last step that may read them.
-            ended: whether the request has ended there. If not, pages that nobody else has used are
-                released earlier, later ones first.
+            ended: whether the request has ended, rather than moved on. If it has moved on, pages
+                that no other request has used are released before all others, the last page first.
         """
         self.readers[pages] -= 1
         pages = pages[self.readers[pages] == 0]

@@ -28,10 +28,10 @@ from sglang_lite.runtime.scheduler.retraction import request_slots
 
 # A request waits for the cache if another one is computing at least this many tokens of its prompt.
 _SHARED = 32
-# plans after a refusal until requests are reconsidered, if nothing was freed and none has come
+# number of plans until a refused request is reconsidered, if nothing was freed and none has come
 _PLANS = 16
-# Of prompts that begin alike: waiting requests that one which starts is compared with, tokens that
-# a kept state has to save, and states that are kept for others.
+# States are kept where prompts stop being alike: maximum number of waiting requests to compare with
+# a starting one, minimum number of tokens that a state saves, and maximum number of states.
 _COMPARED = 64
 _WORTH_A_STATE = 16
 _SHARED_STATES = 4
@@ -48,13 +48,14 @@ class Admission:
         fetches: fetches of pages that the device lacks.
         reserve: estimate of growth.
         policy: order of admission.
-        resources: what requests hold while they run, besides a slot and pages.
+        resources: resources that running requests hold in addition to a slot and pages.
 
     Attributes:
-        refuses: True if the last plan admitted none because paused programs are expected soon.
+        refuses: True if the last plan admitted no request because paused programs are expected
+            soon.
         solo_request: id of the request admitted last, if no other ran or waited then; otherwise -1.
-        prompt_tokens, prompt_tokens_cached: tokens of all prompts so far, and those among them that
-            the cache had.
+        prompt_tokens, prompt_tokens_cached: number of tokens of all prompts so far, and how many of
+            these were cached.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Admission:
         self._resources = resources
         self._admissions = 0
         self._started: list[Request] = []
-        # pages that were available, and plans since then
+        # at the last refusal: pages that were available; and number of plans since then
         self._refused: tuple[int, int] | None = None
         self.refuses = False
         self.solo_request = -1
@@ -119,10 +120,10 @@ class Admission:
             needed = self._expected_pages(request) - len(match.pages)
             if request.branch is not None and request.branch not in programs:
                 programs[request.branch] = self._program_growth_after(request)
-            # keeps its own prefix from being evicted to make room for it
+            # so that the request's own prefix is not evicted to make room for the request
             with store.tree.lock_node(match.node):
                 in_windows = store.count_window_pages(self._expected_pages(request))
-                # otherwise each fits by itself
+                # if nothing runs, any request fits
                 crowded = in_windows > window_pages and self._queues.has_running
                 if crowded or not self._has_room(request, needed, promised, programs.values()):
                     self._refused = store.available, 0
@@ -244,13 +245,14 @@ class Admission:
         Args:
             needed: pages to be allocated for it.
             promised: pages that running requests are expected to need.
-            programs: growth of programs after their running requests, including its own.
+            programs: expected growth of programs after their running requests, including the
+                request's own program.
         """
         store = self._store
         pauses = self._pauses
         branch = request.branch
-        # Later programs give way to one that continues; for other requests, only those of lower
-        # priority do.
+        # All later programs give way to a request that continues. Only programs of lower priority
+        # give way to other requests.
         after = (
             request.rank if pauses.keeps_queue_position(branch) else (-request.priority, math.inf)
         )
@@ -285,8 +287,8 @@ class Admission:
 
     def _promised_pages(self) -> tuple[int, int]:
         """Returns how many more pages running requests are expected to need. Also returns how many
-        window pages remain after running requests and a step have theirs; 0 if there are no window
-        pages.
+        window pages remain once running requests and a step have those that they need; 0 if there
+        are no window pages.
         """
         table = self._store.table
         slots = request_slots(self._queues.running())
@@ -326,8 +328,8 @@ class Admission:
             request.branch.evicted = False
 
     def _lengths_shared_with_waiting(self, request: Request) -> list[int]:
-        """Returns the lengths of the prefixes that a request which starts shares with waiting ones,
-        those first whose states save most.
+        """Returns the lengths of the prefixes that a starting request shares with waiting ones. The
+        lengths at which a kept state saves the most tokens come first.
         """
         table = self._store.table
         own = table.tokens[request.slot, : table.known[request.slot]]
@@ -366,13 +368,13 @@ def _will_be_cached_soon(
         prefilling: prefilling requests by slot.
         table: slot table with their tokens.
         tokens: reusable tokens of the prompt.
-        matched: number of those that are cached.
-        space: part of the cache that they are in.
+        matched: number of these tokens that are cached.
+        space: part of the cache that the prompt uses.
     """
     end = matched + _SHARED
     if len(tokens) <= end or not prefilling:
         return False
-    # prompts mostly differ at this token
+    # compared first, because most prompts differ at this token
     alike = (table.tokens[:, end - 1] == tokens[end - 1]).nonzero()[0]
     alike = alike[(table.tokens[alike, matched:end] == tokens[matched:end]).all(1)]
     return any(

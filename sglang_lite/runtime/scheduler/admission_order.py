@@ -15,7 +15,7 @@ Policy: TypeAlias = Callable[[Sequence[Request], Sequence[Request], RadixTree], 
 
 _LOOKED_AT = 128  # matching thousands of requests at each step would cost more than it saves
 AGE_BOUND = 256  # maximum number of later requests admitted before a request
-_ALIKE = 32  # tokens after the cached ones by which requests are grouped
+_ALIKE = 32  # number of tokens after the cached ones by which requests are grouped
 
 
 def fcfs(

@@ -36,12 +36,13 @@ class Batch:
         starts, ends: positions start … end-1 to compute, per row, int32 [R].
         decoding: number of decoding rows without drafts.
         singles: number of rows that compute one token, including the decoding rows.
-        draws: bool [R]; True if the row reaches its last token, so that its next one is drawn.
-        pending: bool [R]; True if its last token was drawn by a step whose result has not been read
-            yet.
+        draws: bool [R]; True if the row reaches its request's last token, so that the next one is
+            drawn.
+        pending: bool [R]; True if the row's last token was drawn by a step whose result has not
+            been read yet.
         started: requests that were given their slot since the last step.
         copies: int32 [2, C], source and destination token slots to copy before anything else.
-        window_copies: the same in the layers with a window, if they have pages of their own.
+        window_copies: like `copies`, in the layers with a window, if these have separate pages.
         streams: number of decoding rows whose requests stream.
         drafts: draft by row; its tokens are computed after the row's own.
         states: states that the rows read and write; None if the model has none.
@@ -144,6 +145,6 @@ def make_batch(
 
 def count_streaming_requests(table: SlotTable, decoding: Iterable[Request]) -> int:
     """Returns the number of requests that stream."""
-    if not table.streamed.any():  # avoids looking at each
+    if not table.streamed.any():  # avoids looking at each request
         return 0
     return sum(request.output.stream for request in decoding)

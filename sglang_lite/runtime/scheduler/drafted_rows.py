@@ -1,4 +1,6 @@
-"""Drafts of running requests: their pages, and the bookkeeping once they turn out right or wrong."""
+"""Drafts of running requests: allocates their pages, and records whether the drafts turn out
+right.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,9 @@ class DraftedRows:
         store: pages, slots and radix tree.
         queues: requests that have not ended.
         drafting: maker of drafts.
-        turns: creates the alternation of steps with and without drafts for a number of rows,
-            because drafts for many rows take the host longer and gain less; None for drafts at
-            every step.
+        turns: creates a `Turns`, which alternates between steps with and without drafts. There is
+            one for each size of batch, because drafts for many rows take the host longer and gain
+            less. None for drafts at every step.
 
     Attributes:
         drafting: the argument of this name.
@@ -55,13 +57,13 @@ class DraftedRows:
         self._store = store
         self._queues = queues
         self.drafting = drafting
-        # by bit length of the number of rows
+        # turns by bit length of the number of rows
         self._turns = None if turns is None else defaultdict[int, Turns](turns)
         self._read = 0.0  # time when the tokens of a step were last read
         self._saved_before = 0
-        self._steps = self._saved = 0  # checked drafts, and draws after them that counted
-        self._skipped = 0  # of the latter, those accepted without individual inspection
-        self._checked: list[Callable[[], None]] = []  # record the outcome of drafts
+        self._steps = self._saved = 0  # numbers of checked drafts, and of draws that they saved
+        self._skipped = 0  # number of saved draws accepted without individual inspection
+        self._checked: list[Callable[[], None]] = []  # functions that record outcomes of drafts
 
     @property
     def due(self) -> bool:
@@ -140,7 +142,7 @@ class DraftedRows:
             if progress.rest:
                 progress.rest -= 1
                 continue
-            # unlikely drafts take time, among many rows more than they save
+            # unlikely drafts take time: with many rows, more than they save
             if progress.misses >= _MISSES:
                 progress.rest = min(1 << min(progress.misses - _MISSES, 6), len(rows) // 2)
             progress.misses += 1
@@ -186,7 +188,7 @@ class DraftedRows:
         Args:
             request: the request.
             draft: its draft.
-            count: number of earlier draws, in all of which the draft was right.
+            count: number of draws for which the draft was right, counted from its start.
         """
         places = draft.drawn[:count]
         table = self._store.table
@@ -207,7 +209,7 @@ class DraftedRows:
 
         Args:
             request: the request.
-            draws: number of draws that drafts have saved a step.
+            draws: number of draws that, thanks to the draft, needed no step of their own.
         """
         table = self._store.table
         slot = request.slot

@@ -56,8 +56,8 @@ class PageFetches:
             self._completed = self._store.collect_finished_copies()
 
     def read_ahead_for(self, request: Request) -> None:
-        """Starts to bring cached pages of a request's first tokens nearer to the device, because it may have
-        to wait for its turn.
+        """Starts to bring cached pages of a request's prompt nearer to the device, because the
+        request may have to wait for its turn.
         """
         if self._store.source.has_pages:
             request.cache.promise = self._store.source.read_ahead(
@@ -77,7 +77,8 @@ class PageFetches:
             needed: pages to be allocated for it.
 
         Returns:
-            The match, with pages that have arrived at once, and whether the request has to wait.
+            The match, including pages that have arrived immediately, and whether the request has to
+            wait.
         """
         store = self._store
         while True:

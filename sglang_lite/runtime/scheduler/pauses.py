@@ -6,16 +6,16 @@ its program run, and while its next request is prepared or waits. Its prefix is 
 promised for its next request. Pages are given up in this order, each time from the end of a prefix
 and only as many as needed:
 
-- those of branches that return so late that others should use them meanwhile. A page is worth
-  keeping if it is used again sooner than all pages could be computed (Gray and Putzolu's
-  five-minute rule, 1987); the bound is `_WORTH` times that, because a busy device gains little
+- those of branches that return so late that others should use the pages meanwhile. A page is worth
+  keeping if it is used again in less time than it takes to compute all pages (Gray and Putzolu's
+  five-minute rule, 1987). The bound is `_WORTH` times as long, because a busy device gains little
   from more rows.
 - if running requests lack pages, those of the programs that came last.
 - if nothing runs, those of the branch that returns last, unless one returns soon.
 - those of the program that came last, if others have waited very long.
 
-A branch that was away too long waits like a new one when it returns. Others continue before new
-ones, and get back what they have given up as soon as there is room.
+A branch that was away too long waits like a new one when it returns. Other branches continue before
+new requests, and get their pages back as soon as there is room.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _SHORT_S = 5.0  # a shorter pause is never too long
 _WORTH = 8
 # an idle device takes pages if no branch returns within this multiple of the time to compute them
 _IDLE_WORTH = 4
-_IDLE_SHARE = 0.1  # of all computed tokens that may be computed again because the device was idle
-# like _SHORT_S and _WORTH, for waiting requests
+_IDLE_SHARE = 0.1  # share of computed tokens that may be recomputed because the device was idle
+# like _SHORT_S and _WORTH, for requests that have waited very long
 _AGED_S = 60.0
 _AGED_WORTH = 64
 # entries of ended pauses that are always tolerated; each keeps its program in memory
@@ -79,7 +79,7 @@ class Expectations:
 
     Args:
         most: maximum expected growth of a branch, in tokens.
-        reserve: estimate of what requests generate.
+        reserve: estimate of the tokens that requests will generate.
     """
 
     def __init__(self, most: int, reserve: PageReserve) -> None:
@@ -140,7 +140,7 @@ def peak_growth(branches: Sequence[ExpectedGrowth]) -> int:
         return 0
     lengths, growth = np.array([(each.length, each.growth) for each in branches], dtype=np.int64).T
     order = growth.argsort()
-    freed = lengths[order].cumsum() - lengths[order]  # of those that end before
+    freed = lengths[order].cumsum() - lengths[order]  # by branches that end earlier
     return max(int((growth[order] * np.arange(len(growth), 0, -1) - freed).max()), 0)
 
 
@@ -151,14 +151,14 @@ class PausedBranch:
     Attributes:
         branch: the branch.
         tokens: int32, its text.
-        space: its part of the prefix cache.
+        space: part of the prefix cache that the branch uses.
         lock: lock on the part of its prefix that has not been given up.
         rank: rank of its program, like `Request.rank`.
-        began: when it began.
+        began: when the pause began.
         expected_s: expected duration.
-        due: time after which it is too long.
+        due: time after which the pause is too long.
         ahead: growth of the branch.
-        pages: pages that it has given up, and needs when it returns.
+        pages: number of pages that the branch has given up, and needs when it returns.
         given_up: True if the program waits like a new one when it returns, because it returned too
             late.
     """
@@ -217,13 +217,13 @@ class Pauses:
         self.token_s = 0.0
         self._pauses: dict[ScheduledBranch, PausedBranch] = {}
         self._wanted: dict[ScheduledBranch, tuple[Ints, PrefixSpace]] = {}
-        # those with locked pages
+        # pauses with locked pages, by rank
         self._by_rank: list[tuple[tuple[int, float], int, PausedBranch]] = []
         # heap: when a pause is too long; entries may be outdated
         self._due: list[tuple[float, int, PausedBranch]] = []
         self._too_long: list[PausedBranch] = []
         self._count = 0
-        self._again = 0.0  # tokens that may be given up on an idle device
+        self._again = 0.0  # number of tokens that may be given up on an idle device
 
     def __len__(self) -> int:
         return len(self._pauses)
@@ -397,7 +397,7 @@ class Pauses:
 
         Args:
             kept: whether the source keeps pages and returns them quickly. Then all branches whose
-                callers are away give up theirs, and stay expected.
+                callers are away give up pages, but still go before new requests when they return.
         """
         now = self.now()
         while self._due and self._due[0][0] <= now:
@@ -414,7 +414,7 @@ class Pauses:
             if self.pages_given_up >= enough:
                 break
             if kept and last.lock.node is not None:
-                # it will be reused: the source may save it before it is evicted
+                # the prefix will be reused: lets the source save it before it is evicted
                 self._store.source.save_reused(last.lock.node)
             self._release_last_pages(last, enough - self.pages_given_up, for_good=not kept)
         return bool(away)
@@ -425,7 +425,7 @@ class Pauses:
         """Gives up pages of the paused program that ranks last.
 
         Args:
-            after: rank of a program; only later ones give way. None for no limit.
+            after: rank; only programs that rank after it give way. None for no limit.
         """
         for rank, _, pause in reversed(self._by_rank):
             if after is not None and rank <= after:
@@ -439,7 +439,7 @@ class Pauses:
         long.
 
         Args:
-            since: time since which it has waited.
+            since: time at which the request began to wait.
         """
         if self.now() - since < max(_AGED_S, _AGED_WORTH * self._recompute_pool_s):
             return False

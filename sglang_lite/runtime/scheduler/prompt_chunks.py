@@ -19,9 +19,9 @@ def chunk_end(
 ) -> int:
     """Returns the end of the next chunk of a prompt; `start` if it has to wait for another step.
 
-    Rules may cut the chunk again at the end that another rule has chosen, so they are asked until
-    none of them shortens it. A rule that then lengthens it has the last word: no other rule may cut
-    inside what it keeps whole.
+    A cut by one rule may require a further cut by another rule, so the rules are applied until none
+    of them shortens the chunk. If a rule then lengthens the chunk, that end is final: no other rule
+    may cut inside the part that the rule keeps whole.
 
     Args:
         request: request whose prompt is computed.

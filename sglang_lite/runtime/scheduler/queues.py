@@ -95,8 +95,8 @@ class Queues:
         self.prefilling.append(request)
 
     def move_to_decoding(self, request: Request) -> None:
-        """Moves a request whose tokens are all computed from the prefilling ones to the decoding
-        ones.
+        """Moves a request from the prefilling to the decoding ones, once all its tokens are
+        computed.
         """
         request.change_state(State.DECODING)
         self.prefilling.remove(request)

@@ -1,8 +1,9 @@
-"""Retraction: if no prefix can be evicted and no program is away too long, what ranks last gives up
-pages: a paused program, or a running request, which gives up its slot and waits again.
+"""Retraction: if no prefix can be evicted and no program is away too long, the paused program or
+running request that ranks last gives up pages. A running request also gives up its slot, and waits
+again.
 
-Its computed pages go into the radix tree. When it continues, it computes what is no longer there, so
-no token changes.
+The computed pages of a retracted request go into the radix tree. When the request continues, it
+recomputes only the pages that the tree no longer has, and its output does not change.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Retraction:
         reserve: admission's estimate of growth, which a retraction corrects.
 
     Attributes:
-        stateless: number of requests retracted so far because they had no state to go on from.
+        stateless: number of requests retracted so far because they had no state to continue from.
     """
 
     def __init__(
@@ -66,16 +67,16 @@ class Retraction:
             self.retract_request(running[i])
 
     def restore_states(self) -> None:
-        """Makes running requests compute again what follows their last state, if tokens were taken
-        back. Retracts those that have no state on pages of their own.
+        """Makes running requests recompute the tokens after their last state, if tokens were taken
+        back. Retracts requests that have no state on their own pages.
         """
         running = list(self._queues.running())
         for i in self._store.slots_lacking_state(request_slots(running)):
             self.restore_state(running[i])
 
     def restore_state(self, request: Request) -> bool:
-        """Does the work of `restore_states` for one request, if it has to be done. Returns False if
-        the request was retracted.
+        """Does the work of `restore_states` for one request, if necessary. Returns False if the
+        request was retracted.
         """
         if not self._store.slots_lacking_state(request_slots([request])):
             return True
@@ -119,9 +120,9 @@ class Retraction:
         waits = set[int]()
         for request in sorted((r for r in decoding if r.slot in wanting), key=_order):
             if request.state is not State.DECODING:
-                continue  # retracted to make room for one before it
+                continue  # retracted to make room for an earlier request
             if waits or not self.reserve_pages_for(request, int(table.length[request.slot])):
-                # and so do all after it: they may not take its pages
+                # all later requests wait, too: they may not take its pages
                 waits.add(request.id)
         return [r for r in decoding if r.state is State.DECODING and r.id not in waits]
 
@@ -136,19 +137,20 @@ class Retraction:
             short = -(-end // self._store.page_size) - int(
                 self._store.table.page_count[request.slot]
             )
-            # not above 0 if only window pages, which no pause holds, are short
+            # at most 0 if only window pages are short; paused branches keep none of these locked
             short -= self._store.available
             if short > 0 and self._pauses.release_overdue_pages(short):
                 continue
             last = max(self._queues.running(), key=_order)
-            # Programs that came after the last running one give way, or any if no running one can.
+            # Paused programs that rank after the last running request give way. If that request is
+            # the one that needs pages, any paused program gives way.
             if short > 0 and self._pauses.release_lowest_ranked_pages(
                 short, None if last is request else last.rank
             ):
                 continue
             if last is request:
                 if self._store.pop_pending_copies(request.slot):
-                    continue  # cancelled copies lock pages that can now be evicted for it
+                    continue  # cancelling copies has unlocked pages, which can be evicted
                 return False
             table = self._store.table
             slots = request_slots(self._queues.decoding)

@@ -59,8 +59,8 @@ class Scheduler:
             full cache hit, so that outputs have the same bits with and without the cache.
         pace: limit for steps with streams; None if steps are short enough without one.
         drafting: proposes tokens that may come next; None to compute each token by itself. On a
-            GPU, where a step with drafts is launched later, it is used only while it pays.
-        resources: what requests hold while they run, besides a slot and pages.
+            GPU, drafts delay the launch of a step, so they are used only while they save time.
+        resources: resources that running requests hold in addition to a slot and pages.
         stages: number of concurrent steps, each with its own rows.
 
     Attributes:
@@ -150,14 +150,14 @@ class Scheduler:
         retracted = self.retraction.stateless
         batch = self._plan_rows()
         while batch is None and self.retraction.stateless > retracted:
-            # one that was retracted may be the only one that can run
+            # a request that was just retracted may be the only one that can run
             retracted = self.retraction.stateless
             batch = self._plan_rows()
         return batch
 
     def _plan_rows(self) -> Batch | None:
-        """Does the work of `plan_batch`, but leaves out requests that it retracts for want of a
-        state.
+        """Does the work of `plan_batch`, but leaves out requests that it retracts because they lack
+        a state.
         """
         self._apply_changes()
         decoding = self._select_decoding_requests()
@@ -166,7 +166,7 @@ class Scheduler:
         budget = self._prompt_budget(decoding)
         self.fetches.evict_ahead(2 * budget)
         chunks, budget = self._plan_prompt_chunks(budget)
-        # without requests that were retracted to make room for the prompt of another one
+        # leaves out requests that were retracted to make room for another request's prompt
         decoding = [r for r in decoding if r.state is State.DECODING]
         chunks = [c for c in chunks if c[0].state is State.PREFILLING]
         if not decoding and not chunks:
@@ -181,7 +181,7 @@ class Scheduler:
         """
         self.fetches.collect_arrived()
         while self._isolation.drop_cleared_suspect(self.store.table):
-            # the isolated request, or the one that continues in its slot
+            # retracts the isolated request, or the one that continues in its slot
             self.retraction.retract_all()
         self.retraction.retract_requests_lacking_window()
         if self.store.states is not None:
@@ -204,7 +204,7 @@ class Scheduler:
             if request.state is not State.PREFILLING:
                 continue  # retracted to make room for a request before it
             if self.store.states is not None and not self.retraction.restore_state(request):
-                continue  # it was to begin inside a page that could not be copied
+                continue  # it was meant to begin inside a page that could not be copied
             start = int(table.computed[request.slot])
             length = int(table.length[request.slot])
             end = chunk_end(request, start, length, budget, self._cuts, first=not chunks)
@@ -358,16 +358,16 @@ class Scheduler:
     def continue_in_slot(
         self, request: Request, following: Request, *, appended: bool = False
     ) -> None:
-        """Finishes a request and continues with another one in its slot, from the end of their
-        common prefix.
+        """Finishes a request and continues with its program's next request in the same slot, from
+        the end of their common prefix.
 
-        If that would change shared pages, the other one waits for admission.
+        If that would change shared pages, the next request waits for admission instead.
 
         Args:
             request: request that has ended.
-            following: the other one.
-            appended: whether its tokens are those of the request, possibly without the last, and
-                more.
+            following: next request of the program.
+            appended: whether the tokens of `following` are those of `request`, possibly without the
+                last one, followed by more tokens.
         """
         count = start_in_slot(
             self.store, self.queues, self.admission, request, following, appended=appended
@@ -385,7 +385,7 @@ class Scheduler:
 
     def end_pauses_and_flush(self, *, keep: bool = False) -> int:
         """Evicts every prefix that no request uses, including those of paused programs. Returns the
-        number of freed pages. `keep` is passed to the store's `flush`.
+        number of freed pages. `keep` is passed to the store's `flush_prefixes`.
         """
         self.pauses.end_all_pauses()
         return self.store.flush_prefixes(keep=keep)

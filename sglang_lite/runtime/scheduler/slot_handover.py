@@ -26,15 +26,16 @@ def start_in_slot(
     Args:
         store: pages, slots and radix tree.
         queues: requests that have not ended.
-        admission: counts and starts the request.
+        admission: counts and starts the next request.
         request: request that has ended.
         following: the next one.
-        appended: whether its tokens are those of the request, possibly without the last, and more.
+        appended: whether the tokens of `following` are those of `request`, possibly without the
+            last one, followed by more tokens.
 
     Returns:
-        Number of tokens appended to those in the slot. None, with nothing changed, if that would
-        change pages of the tree, which others may read, or if another variant of the model computes
-        the following request.
+        Number of tokens appended to those in the slot. None if nothing was changed, because
+        `following` would have to change pages of the tree, which others may read, or because
+        another variant of the model computes it.
     """
     table = store.table
     slot = request.slot
@@ -61,7 +62,7 @@ def start_in_slot(
     table.computed[slot] = min(int(table.computed[slot]), common, len(tokens) - 1)
     table.epoch[slot] += 1
     handle.space = following.space
-    # otherwise the next step gives its pages to the tree
+    # otherwise, the next step publishes the pages
     if not appended or len(tokens) - common > store.page_size:
         store.publish_pages(handle)  # for branches that fork here
         store.keep_state(handle)
