@@ -33,8 +33,8 @@ def describe(
     Args:
         s: state whose prompt the text is for: the format depends on its model. None for the JSON
             format.
-        parallel_tool_calls: whether several tools may be called at once, as in `gen`; for the JSON
-            format.
+        parallel_tool_calls: whether one turn may contain several calls, as in `gen`; only used for
+            the JSON format.
     """
     lines = [
         f"- {t.__name__}{t.parameters if isinstance(t, SchemaTool) else _signature(t)}: "
@@ -71,10 +71,10 @@ def use_tools(
     **options: UserValue,
 ) -> UserValue:
     """Lets the model use tools until it answers: adds assistant turns with calls, and user turns
-    with their results. In a coroutine, it is awaited: `await use_tools(s, tools)`.
+    with their results. In a coroutine body, write `await use_tools(s, tools)`.
 
-    When 90 % of the run's `timeout`, `max_cost` or `max_total_tokens` are used up, or the rest only
-    suffices for an answer, the model is told to answer, without another call.
+    When 90 % of the run's `timeout`, `max_cost` or `max_total_tokens` are used up, or only enough
+    is left for an answer, the model is told to answer without another call.
 
     Args:
         s: state to add to; its last turn should be the question.
@@ -89,22 +89,24 @@ def use_tools(
             model can do something else: the class and the message, without paths, addresses and
             keys. (The message of a ToolError is shown as it is.) "raise" raises it. A function
             gets the ToolCall and the exception, and returns the text to show.
-        max_failures: number of failures of one tool in a row that ends the loop; None for no limit.
+        max_failures: number of consecutive failures of one tool that ends the loop; None for no
+            limit.
         max_calls: number of calls after which the model has to answer; None for no limit.
-        max_calls_per_turn: number of calls in a turn that are made; the model is told about the
-            others. None for no limit.
-        max_result: tokens of a result that the model reads; a longer one loses its middle, and says
-            so there. None for no limit.
-        tool_timeout: seconds that a call may take; None for no limit. A coroutine or a call of a
-            server that takes longer is cancelled. A function then runs in a thread, which is left
-            behind, with a warning in the log.
+        max_calls_per_turn: maximum number of calls of one turn that are made; the model is told
+            that the others were not. None for no limit.
+        max_result: maximum number of tokens of a result that the model reads. A note replaces the
+            middle of a longer result. None for no limit.
+        tool_timeout: seconds that a call may take; None for no limit. A coroutine or a call of an
+            MCP server that takes longer is cancelled. With a limit, functions run in threads: a
+            function that takes longer keeps running in its thread, and the log has a warning.
         parallel: whether the functions of one turn may run at the same time, each in a thread.
             Async tools and tools of MCP servers always do.
         approve: who approves calls before they are made; None to make all calls. "ask" suspends the
             run at a call: `s.pending()` lists it, the state can be saved, and `resume` goes on. A
             function gets a PendingCall and returns True, False, "ask", `call.approve(…)` with other
             arguments, or `call.deny(reason)`, which the model reads; in a coroutine it may be a
-            coroutine function. A mapping from tools (or their names) to these is for some tools.
+            coroutine function. A mapping from tools (or their names) to "ask" or a function applies
+            to those tools only.
         **options: parameters of each `gen`, such as max_tokens and temperature. With
             parallel_tool_calls=True a turn may have several calls; the next turn contains all
             results, in the order of the calls.
@@ -114,7 +116,7 @@ def use_tools(
 
     Raises:
         ParameterError: an option is not a parameter of `gen`, or a tool is a generator.
-        ResumeError: the run is resumed from a log, and differs from it, or has other tools.
+        ResumeError: the run was resumed, and its calls or tools differ from those in its log.
         ToolError: the model did not answer within `max_steps` turns with calls, or a tool failed
             `max_failures` times in a row, or once with on_tool_error="raise". The error's `state`
             is `s`.

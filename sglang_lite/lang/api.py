@@ -140,7 +140,7 @@ def function(
 
 
 _KINDS = ("dtype", "choices", "regex", "json_schema", "type", "tools", "code", "constraint")
-_CODE_RETRIES = 2  # of a program, which the model writes again with the error in front of it
+_CODE_RETRIES = 2  # of a generated program; each retry shows the model the previous program's error
 
 
 # SGLang's order
@@ -339,11 +339,12 @@ def gen(
         tools: functions that the model may call; the variable is a ToolCall or the answer's text.
         tool_choice: "auto" (the default); "required", to call any of the tools; "none", to call
             none, although the prompt shows them; or a tool, or its name, to call it.
-        parallel_tool_calls: whether several tools may be called at once (False). If True, the
+        parallel_tool_calls: whether one turn may contain several calls (False). If True, the
             variable is a list of ToolCalls, in the model's order, or the answer's text.
-        code: functions, or an sgl.CodeTools with limits: the model writes a small program that calls
-            them, and the variable is what it returns. An invalid or failing program is shown to the
-            model with the error, and written again (`retries=2, repair=True`, unless they are given).
+        code: functions, or an sgl.CodeTools with limits. The model writes a small program that
+            calls the functions, and the program's result is the variable's value. If the program is
+            invalid or fails, the model sees the program and the error, and writes another one
+            (`retries=2, repair=True`, unless given).
         constraint: any constraint, as in sgl.grammar.check: an sgl.Regex or sgl.Choices, a grammar
             in GBNF or in Lark's syntax (sgl.Grammar), a schema …
         timeout: seconds after which an attempt, its check included, fails with RequestTimeoutError.
@@ -712,9 +713,10 @@ def select(
         temperature: 0 (the default) takes the best choice by the method; above 0, the choice is
             drawn from the softmax of the scores.
         choices_method: method that compares the scores, as a ChoicesSamplingMethod or its name
-            ("greedy_token_selection" …). With `sgl.exact`, the choice is the text that the model
-            would most likely write, or with a temperature of at most 1 is drawn, by a generation
-            with `exact=True` and `heal=True`: `s.exact(name)` has the probabilities.
+            ("greedy_token_selection" …). With `sgl.exact`, a generation with `exact=True` and
+            `heal=True` makes the choice: at temperature 0, the text that the model would most
+            likely write; at a temperature of up to 1, a draw. `s.exact(name)` has the
+            probabilities.
         multi: whether to select several choices; the variable is then a list. Choices are added one
             by one, with ", " between them, until a line end scores better.
         lora_path: name of the adapter (LoRA) that an engine scores with, or [] for none; by default
@@ -771,9 +773,7 @@ def _select_exactly(
     *,
     multi: bool,
 ) -> SglGen:
-    """Returns a generation of one of the choices by `sgl.exact`. No parameter of the run changes
-    which one it is.
-    """
+    """Returns a generation that chooses by `sgl.exact`, regardless of the run's parameters."""
     if multi:
         raise ParameterError(
             "choices_method",

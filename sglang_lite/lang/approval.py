@@ -1,4 +1,4 @@
-"""Approval of tool calls: who decides about the calls of which tools, and what was decided."""
+"""Approval of tool calls: reads the approver of each tool, and the approvers' decisions."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sglang_lite.protocol.run_log import CallDecision, PendingCall
 
 Verdict: TypeAlias = bool | CallDecision | Literal["ask"]
 Approver: TypeAlias = Literal["ask"] | Callable[[PendingCall], Verdict | Awaitable[Verdict]]
-# One for all tools, or by tool: its name or its function. Keys are not typed more closely: they are
-# invariant, so a dict of names alone, or of functions of one signature, would not do.
+# One approver for all tools, or a mapping from tools (names or functions) to approvers. The type of
+# its keys is invariant, so a narrower type would reject dicts that contain only names or only
+# functions.
 Approve: TypeAlias = Approver | Mapping[UserValue, Approver]
 
 _CURE = 'Give "ask" or a function of the call, or a mapping from tools to those.'
@@ -26,8 +27,8 @@ def read_approvers(
     *,
     is_async: bool,
 ) -> dict[str, Approver]:
-    """Returns who approves calls, by the name of the tool. Raises ParameterError if `approve` is
-    not what `use_tools` takes.
+    """Returns the approver of each tool, by the tool's name. Raises ParameterError if `approve` is
+    not a value that `use_tools` accepts.
 
     Args:
         is_async: whether the body can await an approver.
@@ -79,8 +80,8 @@ def read_approvers(
 
 
 def read_verdict(verdict: object, call: PendingCall) -> CallDecision | None:
-    """Returns what an approver has decided; None to ask later. Raises ParameterError if it has
-    returned something else.
+    """Converts an approver's result to a decision, or to None if the call has to wait for one.
+    Raises ParameterError if the approver may not return this.
     """
     if verdict is True:
         return call.approve()

@@ -54,7 +54,7 @@ _NESTED = 8
 
 
 def _refuse_journal_inside(outer: Run | None) -> None:
-    """Raises ParameterError if the enclosing run has a journal, which logs this run, too."""
+    """Raises ParameterError if the enclosing run has a journal, which already logs this run."""
     if outer is not None and outer.log is not None and outer.log.journal is not None:
         raise ParameterError(
             "journal",
@@ -99,7 +99,7 @@ class BodyRun:
         kept: answers of an earlier run that this rerun keeps; None if it is not a rerun.
         log: log of the run that this one resumes, or None.
         journal: options of the file to which the run is logged, or None.
-        is_item: whether it is an item of a batch.
+        is_item: whether the run is an item of a batch.
 
     Attributes:
         state: state of the run.
@@ -202,11 +202,11 @@ class BodyRun:
         raise suspension
 
     def _check_end(self) -> None:
-        """Checks that a body that has ended has done what it did before it was resumed.
+        """Checks that a body that has ended did not skip a suspension or a logged call.
 
         Raises:
             ProgramError: the body has caught a suspension.
-            ResumeError: the log has a call that it did not come to.
+            ResumeError: the body did not reach one of the logged calls.
         """
         run = self._branch.run
         if run.pending:

@@ -1,5 +1,5 @@
-"""Calls of a loop of tools in the log of its run: which are known, which may be made, and which
-have to wait for a decision.
+"""Looks up the calls of a tool loop in the log of its run: which results are known, which calls may
+be made, and which have to wait for a decision.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class TurnCalls:
 
     Attributes:
         calls: the calls, as the model wrote them.
-        paths: path of each in its run.
-        results: those that are known, by index.
-        decisions: what was decided, by index.
+        paths: path of each call in its run.
+        results: known results, by the call's index.
+        decisions: decisions, by the call's index.
         pending: calls that wait for a decision.
-        undecided: calls that an approver decides about now, by index.
+        undecided: calls about which an approver has to decide now, by index.
     """
 
     calls: Sequence[ToolCall]
@@ -57,11 +57,11 @@ class TurnCalls:
 
 
 class CallLog:
-    """What a loop of tools reads from the log of its run, and writes to it.
+    """View of a run's log for one tool loop, which looks up and logs its turns and calls.
 
     Args:
         run: run that the loop is part of.
-        approvers: who approves calls, by tool.
+        approvers: approver of each tool, by the tool's name.
 
     Raises:
         ProgramError: the run is an item of a batch in a program that has a journal.
@@ -76,7 +76,7 @@ class CallLog:
     # --------------------------------------------------------------------------------------- loops
 
     def check_tools(self, loop: str, toolbox: Toolbox) -> None:
-        """Logs the tools of a loop. Raises ResumeError if they are not those that the log has."""
+        """Logs the tools of a loop. Raises ResumeError if the log has different tools for it."""
         tools = {
             each["function"]["name"]: json.dumps(each["function"], sort_keys=True)
             for each in toolbox.shown
@@ -96,18 +96,20 @@ class CallLog:
                 )
 
     def find_turn(self, turn: str) -> LoggedTurn | None:
-        """Returns the turn with results that the log has after a turn with calls."""
+        """Returns the logged turn with the results of a turn's calls, or None if there is none."""
         return self._log.turns.get((self._run.path, turn))
 
     def add_turn(self, turn: str, text: str, closing: str) -> None:
         self._log.add(LoggedTurn(self._run.path, turn, text, closing))
 
     async def run_beside_others(self, loop: Awaitable[str]) -> str:
-        """Awaits a loop of a coroutine and returns its answer. If it is suspended, waits for the
-        calls of the loops that run beside it, so that none is made after the body has ended.
+        """Awaits a loop in a coroutine and returns its answer. If the loop is suspended, first
+        waits for the loops that run concurrently, so that they make no call after the body has
+        ended.
 
         Raises:
-            Suspension: the loop was suspended. It has the calls of all loops of the run that were.
+            Suspension: the loop was suspended. The exception has the pending calls of all suspended
+                loops of the run.
         """
         place = current_call.get()
         others = self._log.open_loops
@@ -118,7 +120,7 @@ class CallLog:
         except Suspension:
             del others[ended]
             ended.set_result(None)
-            await asyncio.sleep(0)  # tasks that were created before begin their loops
+            await asyncio.sleep(0)  # lets tasks that were created earlier begin their loops
             while beside := [each for each, its in others.items() if its is place]:
                 await asyncio.wait(beside)
             raise Suspension(self._run.pending) from None
@@ -130,13 +132,14 @@ class CallLog:
     # --------------------------------------------------------------------------------------- calls
 
     def open_turn(self, turn: str, calls: Sequence[ToolCall]) -> TurnCalls:
-        """Finds out what is known of the calls of a turn, and who has to decide about the others.
+        """Looks up the results and decisions of a turn's calls, and finds the calls that still need
+        a decision.
 
         Args:
-            turn: path of the node that wrote them.
+            turn: path of the node that wrote the calls.
 
         Raises:
-            ToolError: it was raised before.
+            ToolError: according to the log, a call has already raised this error.
         """
         found = TurnCalls(calls, [f"{turn}:{i}" for i in range(len(calls))])
         self._reach_calls(found)
@@ -164,7 +167,9 @@ class CallLog:
         return found
 
     def _reach_calls(self, turn: TurnCalls) -> None:
-        """Records that the run has come to calls. Raises the failure of the first that raised one."""
+        """Records that the run has reached a turn's calls. If the log has calls that raised an
+        error, raises the error that was logged first.
+        """
         raised = dict[tuple[str, str], ToolError]()
         for call, path in zip(turn.calls, turn.paths):
             place = self._run.path, path
@@ -172,11 +177,11 @@ class CallLog:
             logged = self._log.results.get(place)
             if logged is not None and logged.raised and logged.error is not None:
                 raised[place] = ToolError(logged.error, tool=call.name)
-        if raised:  # the log has results in the order of their ends
+        if raised:  # the log lists results in the order in which calls ended
             raise next(raised[place] for place in self._log.results if place in raised)
 
     def decide(self, turn: TurnCalls, index: int, decision: CallDecision | None) -> None:
-        """Records what an approver has decided about a call; None if it has to wait."""
+        """Records an approver's decision about a call; None if the call has to wait."""
         if decision is None:
             turn.pending.append(turn.undecided[index])
         else:
@@ -185,10 +190,10 @@ class CallLog:
 
     def suspend_if_pending(self, turn: TurnCalls) -> None:
         """Suspends the run if calls of a turn wait for a decision, or if another loop of the run
-        was suspended. None of the turn is made then.
+        was suspended. Called before any call of the turn is made.
 
         Raises:
-            Suspension: calls wait.
+            Suspension: calls wait for a decision.
         """
         if turn.pending:
             raise Suspension(turn.pending)
@@ -199,7 +204,8 @@ class CallLog:
             run = run.outer
 
     def settle(self, turn: TurnCalls, toolbox: Toolbox) -> dict[int, ToolCall]:
-        """Takes the results that were decided, and returns the calls that are made now, by index.
+        """Applies the decisions: stores and logs results that they supply, and returns the calls
+        to make now, by index.
 
         Raises:
             ParameterError: changed arguments do not fit the tool.
@@ -235,8 +241,8 @@ class CallLog:
 
     @contextlib.contextmanager
     def begin(self, call: ToolCall, path: str) -> Iterator[None]:
-        """Logs that a call is about to be made, in the `with` block, and waits until that is on the
-        disk.
+        """Logs that the call made in the `with` block begins. Waits until the record is on the disk
+        before the block is entered.
         """
         if isinstance(call.function, InvalidCall):
             yield
@@ -250,17 +256,17 @@ class CallLog:
             current_call.reset(token)
 
     def add_result(self, path: str, result: CallResult) -> None:
-        """Logs the result of a call, and waits until it is on the disk."""
+        """Logs the result of a call, and waits until the record is on the disk."""
         error = None if result.error is None else result.error.message
         self._log.add(LoggedResult(self._run.path, path, result.text, error), durable=True)
 
     def add_raised(self, path: str, error: ToolError) -> None:
-        """Logs a failure that is raised in the program."""
+        """Logs that a call failed with an error that is raised in the program."""
         record = LoggedResult(self._run.path, path, "", error.message, raised=True)
         self._log.add(record, durable=True)
 
     def add_suspension(self, path: str) -> None:
-        """Logs that a program in a call was suspended, so that the call is entered again."""
+        """Logs that a program inside a call was suspended. A resumed run makes the call again."""
         self._log.add(CallDecision(self._run.path, path, "enter"), durable=True)
 
     def _describe(self, call: ToolCall, path: str, *, in_doubt: bool = False) -> PendingCall:
@@ -268,8 +274,8 @@ class CallLog:
 
 
 def describe_change(written: ToolCall, made: ToolCall) -> str:
-    """Tells the model that a call was made with other arguments than it wrote. Returns "" if it was
-    not.
+    """Returns a sentence that tells the model with which other arguments its call was made. Returns
+    "" if the arguments were not changed.
     """
     same = written.written == made.written
     return "" if same else f"The arguments were changed to {made.written}."

@@ -1,4 +1,4 @@
-"""Compaction of a conversation: turns are dropped, and a summary takes their place."""
+"""Compacts a conversation: replaces turns with a summary of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Compactor:
 
     Args:
         keep, max_tokens, prompt, name: arguments of `ProgramState.compact`, which are checked here.
-        where: line of its call.
+        where: line of the call of `compact`.
     """
 
     def __init__(
@@ -130,7 +130,9 @@ class Compactor:
             )
 
     def _steps(self) -> Generator[Variable, UserValue, UserValue]:
-        """Compacts the text. Yields the variables that it waits for, and is sent their values."""
+        """Compacts the text. A generator that yields variables to wait for and receives their
+        values.
+        """
         branch = self._branch
         branch.player.prepare_for_addition(self._where)
         before = self._additions()
@@ -155,7 +157,7 @@ class Compactor:
     def _replace_turns(
         self, whole: FinishedText, head: int, first: int
     ) -> Generator[Variable, UserValue, UserValue]:
-        """Replaces the turns from `head` to `first` by their summary, which it returns."""
+        """Replaces the turns from `head` to `first` with a summary, and returns the summary."""
         branch = self._branch
         self._ask_for_summary(whole, first)
         before = self._additions()
@@ -173,7 +175,7 @@ class Compactor:
         return summary
 
     def _additions(self) -> tuple[int, tuple[str, ...], str | None]:
-        """Returns what changes if something is added to the state."""
+        """Returns values that change whenever something is added to the state."""
         blocks = self._branch.blocks
         return self._branch.node_count, blocks.turns, blocks.role
 
@@ -220,7 +222,7 @@ class Compactor:
         return False
 
     def _user_prefix(self, roles: Sequence[str]) -> str:
-        """Returns what the template puts before a user turn that follows turns of these roles."""
+        """Returns the text that the template adds before a user turn that follows these roles."""
         history = [{"role": role, "content": ""} for role in roles]
         return self._branch.run.template.get_prefix_and_suffix("user", history)[0]
 
@@ -235,14 +237,15 @@ class Compactor:
     def _user_turn(
         self, blocks: OpenBlocks, *content: Text | ImagePart
     ) -> tuple[Text | ImagePart | TurnBegin | TurnEnd, ...]:
-        """Returns the nodes of a user turn that follows the turns of `blocks`, which it is added to."""
+        """Returns the nodes of a user turn after the turns of `blocks`, and adds it to `blocks`."""
         run = self._branch.run
         begin = tuple(blocks.begin_turn("user", run, self._where))
         return *begin, *content, *blocks.end_turn("user", run, self._where)
 
     def _ask_for_summary(self, whole: FinishedText, first: int) -> None:
-        """Leaves the first turns, and adds the turns in which the model writes the summary. They
-        show the tools that the prompts before have shown, so that the cache has their beginning.
+        """Cuts the text after the first turns, and adds turns in which the model writes the
+        summary. Their prompt shows the same tools as earlier prompts, so that its beginning is
+        cached.
         """
         branch = self._branch
         if self._refuses_user_turn(_roles(whole)[:first]):
@@ -282,7 +285,7 @@ class Compactor:
         self, whole: FinishedText, head: int, first: int, summary: str
     ) -> FinishedText:
         """Returns the new text: the first `head` turns, the summary as a user turn, and the turns
-        from `first` on. If the template refuses two user turns in a row, the first kept one is
+        from `first` on. If the template refuses two user turns in a row, a user turn at `first` is
         appended to the summary.
         """
         begun = _first_turns(whole, head)
@@ -320,7 +323,7 @@ def _roles(text: FinishedText) -> list[str]:
 
 
 def _start_of_turn(text: FinishedText, turn: int) -> int:
-    """Returns the index of the first piece of a turn, its template's prefix included."""
+    """Returns the index of a turn's first piece, which may be the template's prefix."""
     if not turn:
         return 0
     end = text.turn_ends[turn - 1]
@@ -338,15 +341,15 @@ def _first_turns(text: FinishedText, count: int) -> FinishedText:
 
 
 def _is_summary(turns: Sequence[Message]) -> bool:
-    """Returns True if turns are nothing but the summary of an earlier compaction."""
+    """Returns True if `turns` contains only the summary of an earlier compaction."""
     return len(turns) == 1 and turns[0].role == "user" and turns[0].text.startswith(f"{_HEADING}\n")
 
 
 def _has_tool_call(message: Message, family: str | None) -> bool:
-    """Returns True if a turn calls tools, so that the next one has their results.
+    """Returns True if a turn calls tools, so that the next turn contains the results.
 
     Args:
-        family: name of the model's format of calls; None for one JSON object.
+        family: name of the model's format for calls; None for one JSON object.
     """
     if message.role != "assistant":
         return False

@@ -5,8 +5,8 @@ are scored again, the way `select` scores them. Their sampled tokens are only on
 spellings, and the last token may also contain text after the choice. If one choice is the beginning
 of another, the probability of the longer one does not count for the shorter one.
 
-A value that was drawn exactly has its share of the probabilities that it was drawn from. Its parts
-have none of their own.
+The confidence in a value that was drawn exactly is its probability in the distribution from which
+it was drawn. The parts of such a value have no confidence.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ class Confidence:
         logprob: log of the probability of this value under the constraint, given the text before.
             For a choice (enum, Literal, boolean, null), it is the log of its share in `probs`; for
             any other value, the sum over its tokens, including the end of a number. If the value
-            was drawn exactly, it is the log of its probability, or if not all texts are known, of
-            what it is at least.
-        mass: log of the probability that the model itself gave to what the constraint allowed,
-            summed over the value's tokens; 0 if the model would have written nothing else. If the
-            value was drawn exactly, it is `ExactShares.log_mass`.
+            was drawn exactly, it is the log of its probability, or of a lower bound if not all
+            texts are known.
+        mass: log of the probability that the model itself gave to the tokens that the constraint
+            allowed, summed over the value's tokens; 0 if the model would have written nothing else.
+            If the value was drawn exactly, it is `ExactShares.log_mass`.
         probs: probability of each choice, by its value, or by its text if the constraint is a list
             of texts or allows objects and arrays; None for other values. If the value was drawn
-            exactly, of all texts if they are known (a `gap` of at most 0.002).
+            exactly, the probabilities of all texts if they are known (a `gap` of at most 0.002).
         parts: members by name, or items by index.
     """
 
@@ -180,14 +180,14 @@ async def _read_exact_confidence(answer: Generation, constraint: Constraint | No
     if figures["gap"] <= MAX_GAP_OF_ALL_TEXTS:
         keys = _keys_of_texts(list(figures["probs"]), constraint)
         probs = dict(zip(keys, figures["probs"].values(), strict=True))
-    else:  # what is not known may belong to other texts
+    else:  # the missing probability may belong to other texts
         share *= 1 - figures["gap"]
     logprob = math.log(share) if share else -math.inf
     return Confidence(answer.text, logprob, figures["log_mass"], probs)
 
 
 def _keys_of_texts(texts: Sequence[str], constraint: Constraint | None) -> Sequence[Json]:
-    """Returns the values of texts if all are scalars of JSON and differ, else the texts."""
+    """Returns the values of the texts if all are different JSON scalars, else the texts."""
     if not isinstance(constraint, JsonSchema):
         return texts
     values = [msgspec.json.decode(text) for text in texts]

@@ -10,26 +10,26 @@ from sglang_lite.errors import Location
 from sglang_lite.notebook.markup import element, notebook_html, share_meter, table_of_rows
 from sglang_lite.protocol import Generation, ParameterError, ProgramError
 
-MAX_GAP_OF_ALL_TEXTS: Final = 2e-3  # up to which the probabilities of all texts count as known
+MAX_GAP_OF_ALL_TEXTS: Final = 2e-3  # largest gap of probabilities that count as known
 
 
 @dataclass(frozen=True, slots=True)
 class ExactShares:
-    """Probabilities of the texts that a constraint allows, as the model itself has them.
+    """Probabilities that the model itself, without a constraint, gives to the allowed texts.
 
     Attributes:
-        probs: probability of each text, given that one of them is read from the beginning of what
-            the model writes freely. If the constraint allows more than 64 texts, those that were
-            drawn, and the likeliest of the others that were found on the way.
-        log_mass: log of the probability that one of the constraint's texts is read, as far as it
-            was computed. Far below 0, the model would have written something else. With
-            `heal=True`, of the prompt's last word and one of the texts.
+        probs: probability of each text, given that the model's unconstrained output begins with one
+            of them. If the constraint allows more than 64 texts, contains only the drawn texts and
+            the likeliest of the other texts that were found while drawing.
+        log_mass: log of the probability that the model's unconstrained output begins with one of
+            the texts, as far as it was computed. If it is far below 0, the model would have written
+            something else. With `heal=True`, the output includes the prompt's last word.
         gap: upper bound for the total variation distance between `probs` and the probabilities that
-            would be found if nothing was left out. It says how much is known of `probs`; a draw is
-            exact whatever it is.
-        rows: number of beginnings of texts after which the next token's distribution was computed.
-        steps: number of rounds in which that was done, one after another.
-        tries: number of times that the draw of this text has begun; 1 if all texts were listed.
+            a complete computation would find. It only limits how well `probs` is known; the draw is
+            exact for any gap.
+        rows: number of text beginnings after which the next token's distribution was computed.
+        steps: number of consecutive rounds in which these distributions were computed.
+        tries: number of times that the draw of this text was started; 1 if all texts were listed.
     """
 
     probs: Mapping[str, float]
@@ -49,7 +49,9 @@ class ExactShares:
 def read_exact_shares(
     record: object, name: object, sample: int, where: Location | None
 ) -> ExactShares:
-    """Reads the probabilities from the record of a variable. Raises as `ProgramState.exact` does."""
+    """Reads the probabilities from the record of a variable. Raises errors like
+    `ProgramState.exact`.
+    """
     samples = record if isinstance(record, list) else [record]
     if not isinstance(sample, int) or not 0 <= sample < len(samples):
         raise ParameterError(

@@ -91,9 +91,9 @@ class GenOptions:
             error.
         shortened: what happens to an answer that a limit cuts: "raise", "warn" or "keep"; None for
             the run's setting.
-        draws_plainly: whether the text is drawn as the model gives it, whatever parameters the run
-            has.
-        code: functions that the program may call which the text is; None if it is no program.
+        draws_plainly: whether the text is drawn with the model's own probabilities, regardless of
+            the run's parameters.
+        code: functions that the generated program may call; None if the text is not a program.
     """
 
     timeout: float | None = None
@@ -122,8 +122,8 @@ class SglGen(msgspec.Struct, Expression, Generic[T], frozen=True):
         options: options for executing it; `NO_OPTIONS` if none was given.
         tools: tools that the model may call. The format of a call depends on the model: the node's
             constraint and `value_type` are for a model without its own format.
-        source: source of its answer that the backend's planner has found; None if it is answered by
-            its own call.
+        source: source of the answer, set by the backend's planner; None if the generation makes its
+            own call.
     """
 
     node: Gen

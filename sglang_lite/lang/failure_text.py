@@ -1,5 +1,5 @@
-"""What a model may read of an exception: its class and message, without paths, addresses and what
-looks like a key.
+"""Describes exceptions to a model: their class and message, without paths, addresses and anything
+that looks like a key.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-_MAX_CHARACTERS: Final = 2000  # of a message that a model reads
+_MAX_CHARACTERS: Final = 2000  # characters of a message that a model reads
 _MAX_READ: Final = 4000  # characters of a message that are searched for secrets
 
 _ADDRESS = re.compile(
@@ -50,8 +50,8 @@ def hide_secrets_of_url(url: str) -> str:
 
 
 def redact(text: str) -> str:
-    """Returns a text without addresses, without what looks like a key, and with only the last part
-    of absolute paths. Long texts are cut.
+    """Removes addresses, anything that looks like a key, and the folders of absolute paths from a
+    text. Long texts are cut.
     """
     text = text[:_MAX_READ]
     text = _ADDRESS.sub("(address)", text)

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P", default=...)
 _P = ParamSpec("_P")
-_Outcome: TypeAlias = ProgramState[R] | Exception  # of an item with on_error="return"
+_Outcome: TypeAlias = ProgramState[R] | Exception  # outcome of an item with on_error="return"
 # values of on_error for which no result is an exception
 _Raised: TypeAlias = Literal["raise", "skip"]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -70,7 +70,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 class SglFunction(BaseProgram[R], Generic[P, R]):
     """Program: a Python function that adds to a state, and the methods that run it. `P` stands for
-    its own parameters, without the state, and `R` for what it returns, `state.ret_value`.
+    the function's parameters without the state, and `R` for its return value, `state.ret_value`.
 
     Args:
         func: function or coroutine function whose first parameter is the state.
@@ -212,18 +212,18 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             seed: seed of the run. Each generation, and each program that the body runs separately,
                 derives its own seed from it and its place in the program.
             timeout: seconds for the whole run, including programs inside it. Nodes that are not
-                finished by then fail with RequestTimeoutError. If that ends the body, the error's
-                `state` has what was finished.
+                finished by then fail with RequestTimeoutError. If this error ends the body, its
+                `state` has everything that was finished.
             wind_down: seconds after the timeout in which generations, including new ones, end at
-                the first place where a limit may cut them, with the finish reason "length": text
-                with its next token, JSON where brackets close it, and everything else at its own
-                end. What is not finished after these seconds fails. Needs an engine, here or behind
-                our server.
+                the first position where a limit may cut them, with the finish reason "length": text
+                after its next token, JSON where closing brackets complete it, and everything else
+                where it ends anyway. Nodes that are not finished after these seconds fail. Needs an
+                engine, in this process or behind a server of this package.
             retries: number of attempts after the first if the backend fails in a generation or
                 selection.
-            push_down: whether to hand the run to the backend as one program, if the backend
-                executes programs (the engine does). False requests it node by node: slower, with
-                the same results, for debugging and measuring.
+            push_down: whether to send the run to the backend as one program, if the backend
+                executes programs (the engine does). False requests each node separately, which is
+                slower and gives the same results, for debugging and measuring.
             priority: priority of the run at an engine whose policy is "priority"; higher values are
                 admitted first. It also applies to programs that the body runs separately on the
                 same backend.
@@ -231,17 +231,17 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
                 answers, that the run may use, including programs inside it. A call that could
                 exceed a limit is not made and fails with BudgetError, which has the state. With a
                 limit, the run is requested node by node (docs/backends.md).
-            shortened: what happens to constrained answers that a limit cuts, as in `gen`; for
-                generations that don't set it.
+            shortened: what happens to constrained answers that a limit cuts, as in `gen`. Applies
+                to generations that don't set it themselves.
             journal: file to which answers, and calls of tools with their results, are written
                 before the run goes on. If the file exists, the run continues where it stopped: it
                 must be of the same program, arguments, seed and parameters (docs/agents.md).
-            secret: text of 16 characters or more under which the journal is written and read.
-                Without a secret, only damaged lines are detected.
+            secret: text of 16 characters or more that authenticates the journal's lines. Without a
+                secret, only damaged lines are detected.
 
         Returns:
             The state, when the body has returned, or was suspended (`state.pending()`). Reading
-            from it waits for what is still being generated.
+            from it waits for answers that are still being generated.
         """
         return self.prepare_run(args, *_split_options(self, kwargs)).start()
 
@@ -313,8 +313,8 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
                 are not changed.
             max_new_tokens … lora_path, backend, seed, timeout, wind_down, retries, push_down,
                 priority, shortened: as for `run`, for each item. With a seed, equal items therefore
-                have equal answers, and a warning says so; `s.fork(n)` or `gen(n=…)` draws several
-                for one item.
+                have equal answers, and a warning is given; `s.fork(n)` or `gen(n=…)` draws several
+                answers for one item.
             max_cost, max_total_tokens: as for `run`, for all items together.
             num_threads: maximum number of programs that run at the same time; "auto" for 96, or 16
                 per CPU up to 256.
@@ -331,18 +331,19 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
             checkpoint: file that keeps finished items, so that a batch that is run again continues
                 where it was stopped. The file is rejected if anything has changed that results
                 depend on: arguments, settings, the backend, the program's code, and every value and
-                function that it uses. Of installed packages only the names are compared, and
-                another version of Python counts as a change. Only one run can have the file open.
-            version: version of the program, which is compared instead of the code and the values
-                that it uses, for code that can't be compared or whose changes don't affect results.
+                function that the code uses. Of installed packages, only the names are compared. A
+                different version of Python counts as a change. Only one run can have the file open.
+            version: version of the program, which is compared instead of its code and the values
+                that the code reads. Use it for code that can't be compared, or if changes of the
+                code don't affect results.
             skip_damaged: whether to run items of damaged checkpoint lines again, instead of
                 rejecting the file.
-            secret: text of 16 characters or more under which the checkpoint file is written and
-                read. Lines that were written or changed without the secret are then rejected.
-                Without a secret, only damaged lines are detected.
+            secret: text of 16 characters or more that authenticates the checkpoint file's lines.
+                Lines that were written or changed without the secret are then rejected. Without a
+                secret, only damaged lines are detected.
             cluster: engines on other machines that run the items instead of a backend, as
-                `sglang_lite.ray.RayOptions`. The states then have only what a checkpoint would
-                keep.
+                `sglang_lite.ray.RayOptions`. The states then contain only the data that a
+                checkpoint stores.
 
         Returns:
             The states in the order of the items, executed to the end.
@@ -509,7 +510,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
     ) -> BodyRun:
         """Creates a run of the program without starting it. `settings` are the run's settings,
         derived from the options if None; `kept` holds the answers that a rerun keeps, and `log` is
-        that of a run to resume. Raises ParameterError if an argument or option does not fit.
+        the log of a run to resume. Raises ParameterError if an argument or option does not fit.
         """
         bound = self.bind_call(args, kwargs, "run")
         try:

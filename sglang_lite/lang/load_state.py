@@ -45,10 +45,10 @@ def load(
             fields, and of plain values (dates, decimals, UUIDs …), need not be listed.
         trust_cache: whether to load the cache that `state.save(path, cache=True)` wrote beside the
             file into the backend (an engine), so that the text need not be computed again. Use it
-            only for files that you trust: their writer decides what the model takes for its own
-            computation.
-        secret: secret under which the cache was written, instead of `trust_cache`: it proves that
-            the writer had the secret.
+            only for files that you trust: the model uses the file's content as if it had computed
+            it.
+        secret: secret with which the cache was saved. Use it instead of `trust_cache`: the file is
+            only accepted if its writer knew the secret.
 
     Returns:
         The state. Its `restored` is "tokens" if the backend has the tokenizer of the saved run:

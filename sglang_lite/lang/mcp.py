@@ -53,10 +53,10 @@ def mcp(
         server: URL of a server, or the command that starts one, as a string or a list of words.
             Anything else that `mcp.Client` connects to is accepted too, such as an `MCPServer` of
             this process.
-        tools: names of the tools to use, as the server has them, each once, in this order; None for
-            all.
-        prefix: text before the name of each tool, such as "files_", where another tool of a program
-            has the same name.
+        tools: the server's names of the tools to use, in this order and without duplicates; None
+            for all tools.
+        prefix: text to put before the name of each tool, such as "files_", to distinguish tools
+            that would otherwise have the same name.
         env: environment variables to set for the command, which otherwise inherits only PATH, HOME
             and a few others.
         timeout: maximum seconds for connecting, and for each request.
@@ -110,7 +110,7 @@ def mcp(
 
 
 def _split_command(command: Foreign) -> list[str]:
-    """Returns the words of a command. Raises ParameterError if it is none."""
+    """Splits a command into its words. Raises ParameterError if the value is not a command."""
     words = command
     if isinstance(command, os.PathLike):
         words = [os.fspath(command)]
@@ -238,7 +238,7 @@ class McpTools(Sequence[SchemaTool]):
             resource has several parts.
 
         Raises:
-            ParameterError: `uri` is no text; `max_bytes` is no whole number of 1 or more.
+            ParameterError: `uri` is not a string, or `max_bytes` is not a positive whole number.
             ToolError: the server has no such resource, does not answer in time, or fails; the
                 resource is larger than `max_bytes`, or is neither text nor an image or sound of a
                 known format.
@@ -264,10 +264,10 @@ class McpTools(Sequence[SchemaTool]):
             A user or assistant turn for each message of the prompt.
 
         Raises:
-            ParameterError: there is no such prompt, it does not take these arguments, or it needs
-                others.
+            ParameterError: there is no such prompt, it does not take one of the arguments, or a
+                required argument is missing.
             ToolError: the server does not answer in time, or fails; the prompt has more than
-                10,000,000 bytes, or something else than text, images and sounds.
+                10,000,000 bytes, or contains something other than text, images and sounds.
         """
         connection = self._lease.connection
 
@@ -301,8 +301,8 @@ class _Lease:
 
 
 def _build_tool(lease: _Lease, listed: Foreign, name: str) -> SchemaTool:
-    """Builds a tool from its description by the SDK. Raises ParameterError if a schema of it can't
-    be used.
+    """Builds a tool from the SDK's description of it. Raises ParameterError if one of the tool's
+    schemas can't be used.
     """
     if not listed.name or not name.isprintable():
         raise ParameterError("tools", f"{name}: its name is empty or has control characters.")

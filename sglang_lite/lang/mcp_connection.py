@@ -20,7 +20,7 @@ from sglang_lite.lang.mcp_stream import SESSION_HAS_ENDED, InspectedStream
 from sglang_lite.protocol import JsonSchema, ParameterError, ToolError
 from sglang_lite.protocol.anything import Foreign, Json
 
-MAX_PAGES: Final = 100  # of a list
+MAX_PAGES: Final = 100  # pages of a list
 _READ_S: Final = 300.0  # seconds between two parts of a response over HTTP, as in the SDK
 _LAST_S: Final = 1.0  # seconds in which cancelled calls have to end
 _RECONNECT: Final = "Connect again with sgl.mcp."
@@ -153,7 +153,8 @@ class McpConnection:
             yield streams
 
     async def _list_pages(self, kind: Literal["tools", "resources", "prompts"]) -> list[Foreign]:
-        """Lists all tools, resources or prompts of the server: none if it has no such list.
+        """Lists all tools, resources or prompts of the server. Returns an empty list if the server
+        does not offer such a list.
 
         Raises:
             ToolError: the list does not end.
@@ -189,8 +190,8 @@ class McpConnection:
             yield InspectedStream(reading, self._drop_rejected_tools), writing
 
     def _drop_rejected_tools(self, message: Foreign) -> None:
-        """Drops the tools that the SDK rejects from a tool list, since one would make it reject the
-        whole list.
+        """Drops the tools that the SDK rejects from a tool list. Otherwise, a single one would make
+        the SDK reject the whole list.
         """
         result = getattr(getattr(message, "message", None), "result", None)
         if isinstance(result, dict) and isinstance(result.get("tools"), list):
@@ -216,9 +217,10 @@ class McpConnection:
     def start_call(
         self, tool: Foreign, arguments: dict[str, Json], name: str, result: JsonSchema | None
     ) -> Future[Json]:
-        """Starts a call of a tool. Its result is the structured content, or else the text. If the
-        tool failed, it is the reason as text, since the protocol wants the model to read it.
-        Cancelling the future tells the server.
+        """Starts a call of a tool. The future's result is the structured content if there is any,
+        otherwise the text. If the tool failed, the result is the reason as text, because the
+        protocol wants the model to read it. Cancelling the future also cancels the call at the
+        server.
 
         Args:
             tool: one of `listed`.
@@ -227,8 +229,8 @@ class McpConnection:
             result: schema of the structured content; None if there is none.
 
         Raises:
-            ToolError: (the future) the server does not answer in time, is gone, or its result is
-                too long or breaks its schema.
+            ToolError: raised by the future: the server does not answer in time, the connection is
+                lost, or the result is too long or breaks its schema.
         """
 
         async def call() -> Json:
@@ -239,7 +241,7 @@ class McpConnection:
         return self._start(call)
 
     def list_all(self, kind: Literal["resources", "prompts"]) -> list[Foreign]:
-        """Lists the server's resources or prompts, and blocks until they are there. Raises
+        """Lists the server's resources or prompts. Blocks until the list has arrived. Raises
         ToolError if the server fails.
         """
         listing = partial(self._list_pages, kind)
@@ -247,7 +249,7 @@ class McpConnection:
         return found
 
     def read_resource(self, uri: str) -> Foreign:
-        """Reads a resource, and blocks until it is there. Raises ToolError if the server fails."""
+        """Reads a resource. Blocks until it has arrived. Raises ToolError if the server fails."""
         return self._ask(
             lambda: self._limit(f"resources/read {uri:.200}", self._client.read_resource(uri))
         )
@@ -255,12 +257,12 @@ class McpConnection:
     def get_prompt(
         self, name: str, arguments: dict[str, str], check: Callable[[list[Foreign]], None]
     ) -> Foreign:
-        """Gets a prompt, and blocks until it is there. Raises ToolError if the server fails.
+        """Gets a prompt. Blocks until it has arrived. Raises ToolError if the server fails.
 
         Args:
             name: name of the prompt.
-            arguments: its arguments.
-            check: checks both against the list of prompts.
+            arguments: arguments of the prompt.
+            check: called with the server's list of prompts, to check the name and the arguments.
         """
 
         async def get() -> Foreign:

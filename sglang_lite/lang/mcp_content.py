@@ -1,4 +1,4 @@
-"""Converts what MCP servers send (results of tools, resources, prompts) to values and expressions."""
+"""Converts the results, resources and prompts that MCP servers send to values and expressions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sglang_lite.protocol.anything import Foreign, Json, UserValue
 
 MAX_RESULT: Final = 1 << 20  # characters of a result, far more than fits in a prompt
 _MAX_TOLD: Final = 300  # characters shown of a violation
-MAX_BYTES: Final = 10_000_000  # of a resource or prompt
+MAX_BYTES: Final = 10_000_000  # bytes of a resource or prompt
 _MEDIA: Final = {"image": image, "audio": audio}
 _TURNS: Final = {"user": user, "assistant": assistant}
 
@@ -32,9 +32,9 @@ class McpResource:
     Attributes:
         uri: its address, for `read_resource`.
         name: name, for people.
-        description: what it has; "" if the server does not say.
-        media_type: type of its content, such as "text/plain"; "" if the server does not say.
-        size: size in bytes; None if the server does not say.
+        description: description of its content; "" if the server gives none.
+        media_type: type of its content, such as "text/plain"; "" if the server gives none.
+        size: size in bytes; None if the server does not report it.
     """
 
     uri: str
@@ -56,7 +56,7 @@ class McpPromptArgument:
 
     Attributes:
         name: its name.
-        description: what it means; "" if the server does not say.
+        description: meaning of the argument; "" if the server gives none.
         required: whether it has to be given.
     """
 
@@ -71,7 +71,7 @@ class McpPrompt:
 
     Attributes:
         name: its name, for `get_prompt`.
-        description: what it is for; "" if the server does not say.
+        description: purpose of the prompt; "" if the server gives none.
         arguments: its arguments.
     """
 
@@ -112,11 +112,11 @@ def convert_tool_result(server: str, name: str, answer: Foreign, schema: JsonSch
     Args:
         server: the name of the server, for messages.
         name: name of the tool.
-        answer: the result, as the SDK has it.
+        answer: the result, as the SDK returned it.
         schema: schema of the structured content; None if there is none.
 
     Raises:
-        ToolError: it is too long, or breaks its schema.
+        ToolError: the result is too long, or breaks its schema.
     """
     text = "\n".join(map(_text_of_block, answer.content))
     found = answer.structured_content
@@ -151,7 +151,7 @@ def _text_of_block(block: Foreign) -> str:
 
 
 def _find_violation(schema: JsonSchema, value: Json) -> str:
-    """Returns how a value violates a schema, or ""."""
+    """Describes how a value violates a schema. Returns "" if it does not."""
     try:
         for violation in violations(schema, value):
             message = " ".join(violation.message.split())[:_MAX_TOLD].rstrip(".")
@@ -165,12 +165,13 @@ def convert_resource(uri: str, contents: Sequence[Foreign], limit: int) -> Expre
     """Converts the contents of a resource to text, images and sounds.
 
     Args:
-        uri: its address, for messages.
-        contents: its contents, as the SDK has them.
+        uri: address of the resource, for messages.
+        contents: contents of the resource, as the SDK returned them.
         limit: maximum size in bytes.
 
     Raises:
-        ToolError: it is too large, or something else than text, images and sounds.
+        ToolError: the resource is too large, or contains something other than text, images and
+            sounds.
     """
     name = f"the resource {uri}"
     size = sum(map(_size_of_contents, contents))
@@ -239,7 +240,7 @@ def _convert_medium(name: str, encoded: str, media_type: str) -> SglImage:
         )
     try:
         medium = _MEDIA[kind](_decode(name, encoded, media_type))
-        medium.load_media()  # its format is checked here, where the server's fault can be named
+        medium.load_media()  # checks the format now, so that an error can blame the server
     except ParameterError as error:
         raise ToolError(f"{name} is of the type {media_type}: {error.message}") from error
     return medium

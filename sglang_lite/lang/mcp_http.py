@@ -48,7 +48,7 @@ class McpHttpClient(httpx2.AsyncClient):
             return response
         code, problem = INTERNAL_ERROR, f"HTTP status {response.status_code}"
         if response.status_code == HTTPStatus.NOT_FOUND:
-            # what the SDK makes of this status
+            # the SDK's own code for this status
             code = INVALID_REQUEST if _SESSION in request.headers else METHOD_NOT_FOUND
         if response.reason_phrase:
             problem += f" ({response.reason_phrase})"

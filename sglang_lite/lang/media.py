@@ -121,7 +121,7 @@ def fetch_medium(image: Media, where: Location | None = None) -> Media:
     """Downloads an image, video or sound from its address, and returns it with its bytes. Blocks.
 
     Raises:
-        ParameterError: it can't be fetched, is not at a public address, or is larger than
+        ParameterError: the medium can't be fetched, is not at a public address, or is larger than
             MAX_IMAGE_BYTES.
     """
     from sglang_lite.media.fetching import FetchBounds, fetch_files

@@ -1,9 +1,9 @@
-"""Weighted copies of a state, which follow a constraint or a function of the user together
+"""Weighted copies of a state that together sample texts under constraints or a function of the user
 (sequential Monte Carlo).
 
-Every copy draws by itself, in one try. What a constraint has excluded on the way is counted in its
-weight (`gen(exact="weighted")`), and so is the user's function. Copies with little
-weight are replaced by others from time to time.
+Each copy draws its text independently, in a single try. The copy's weight accounts for the
+probability that constraints excluded during the draw (`gen(exact="weighted")`), and for the user's
+function. From time to time, copies with little weight are replaced with copies of others.
 
 Source: P. Del Moral, A. Doucet, A. Jasra, Sequential Monte Carlo samplers, 2006; for language
 models A. Lew et al., Sequential Monte Carlo steering of large language models, arXiv:2306.03081.
@@ -52,25 +52,25 @@ if TYPE_CHECKING:
 Potential: TypeAlias = "Callable[[ProgramState], float]"
 # Parameters of a generation that weights can't account for.
 _REFUSED = ("n", "seed", *CHANGE_DRAWS)
-# Under a constraint, also those that end the text elsewhere, or report what no token was drawn for.
+# Under a constraint, also parameters that end the text elsewhere, or report data of each token.
 _REFUSED_UNDER_CONSTRAINT = (
     "stop", "stop_token_ids", "stop_regex", "include_stop", "confidence", "return_logprob", "return_routed_experts",
     "return_hidden_states",
 )  # fmt: skip
-# What can be added as it is: it draws nothing.
+# Expressions that can be added unchanged, because they draw nothing.
 _GIVEN = (Text, TurnBegin, TurnEnd, SglImage, SglVideo, SglAudio)
 
 
 @dataclass(slots=True)
 class _Particle:
-    """One of the copies.
+    """One of the weighted copies.
 
     Attributes:
-        state: its state.
-        log_weight: log of its weight since copies were last replaced. If it is -inf, nothing is
-            added any more.
-        potential: what the user's function returned for it.
-        unweighed: names of generations that are not weighed yet.
+        state: state of the copy.
+        log_weight: log of the weight gained since copies were last replaced. If it is -inf, nothing
+            more is added to the copy.
+        potential: last result of the user's function for this copy.
+        unweighed: names of generations that are not included in the weight yet.
     """
 
     state: ProgramState
@@ -84,7 +84,7 @@ class _Particle:
         return self.log_weight > -math.inf
 
     def weigh(self, potential: Potential | None) -> None:
-        """Weighs its generations, which have arrived."""
+        """Updates the weight with the new generations, which must have arrived."""
         names, self.unweighed = self.unweighed, []
         for name in names:
             self.log_weight += _read_log_weight(self.state, name)
@@ -101,19 +101,19 @@ class _Particle:
 
 
 class Particles:
-    """Weighted copies of a state, as a sequence of states with `len`, indexing and iteration, which
-    wait until all that was added has been weighed.
+    """Weighted copies of a state: a sequence of states with `len`, indexing and iteration. Indexing
+    and iterating first wait until everything added has been weighed.
 
-    With them, weights estimate the distribution of the model's texts under all constraints and the
-    potential. The estimate gets better with more particles, and is exact for no number of them.
+    The weighted states approximate the distribution of the model's texts under all constraints and
+    the potential. More particles give a better approximation, but it is never exact.
 
     Args:
-        source: state that they continue.
+        source: state that the particles continue.
         count: number of particles.
-        potential: function of a particle's state, called after every generation: how well the state
-            fits, 0 if not at all. Weights have its last result as a factor.
-        resample: share of the particles below which `effective_size` must not fall: otherwise,
-            particles are replaced by copies of others, drawn by their weights.
+        potential: function of a particle's state, called after every generation. It returns how
+            well the state fits, 0 if not at all. Its last result is a factor of the weight.
+        resample: particles are replaced with copies of others, drawn by weight, when
+            `effective_size` falls below this share of their number.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class Particles:
         self._particles = [_Particle(state) for state in source.fork(count)]
         self._potential = potential
         self._resample = resample
-        self._log_mass = 0.0  # until copies were last replaced
+        self._log_mass = 0.0  # its value when copies were last replaced
         branch = source.branch
         seed = branch.run.seed_for_path(branch.next_node_path())
         self._random = random.Random(None if isinstance(seed, Unset) else seed)
@@ -130,12 +130,12 @@ class Particles:
     # -------------------------------------------------------------------------------------- writing
 
     def __iadd__(self, other: str | Expression | Callable[[ProgramState], UserValue]) -> Particles:
-        """Adds text or an expression to every particle, or what a function of a particle's state
-        returns. Generations before it are weighed first, which waits for them. A text counts as
-        given, so it changes no weight. Particles whose weight is 0 get nothing more.
+        """Adds text or an expression to every particle. A function is called with each particle's
+        state, and its result is added. First waits for earlier generations and weighs them. Adding
+        a text does not change weights. Nothing is added to particles whose weight is 0.
 
         Raises:
-            ParameterError: weights can't account for a part of it.
+            ParameterError: weights can't account for something in the expression.
             ProgramError: weighing has failed, or would block the event loop of an async program.
         """
         self._wait_and_weigh()
@@ -195,8 +195,8 @@ class Particles:
             )
 
     def _replace_particles(self) -> None:
-        """Replaces the particles by copies of some of them, in proportion to their weights: each
-        has as many as its share of all of them, rounded up or down at random.
+        """Replaces the particles with copies of some of them. The number of copies of a particle is
+        proportional to its weight, rounded up or down at random.
         """
         self._log_mass = self.log_mass
         count = len(self._particles)
@@ -218,14 +218,14 @@ class Particles:
 
     @property
     def weights(self) -> list[float]:
-        """Weight of each particle. All add up to 1, unless none fits."""
+        """Weight of each particle. The weights add up to 1, or are all 0 if no particle fits."""
         self._wait_and_weigh()
         found = self._scale_weights()
         total = math.fsum(found)
         return [weight / total for weight in found] if total else found
 
     def _scale_weights(self) -> list[float]:
-        """Returns the weights over the largest of them, all 0 if none fits."""
+        """Returns the weights divided by the largest weight, or all 0 if no particle fits."""
         top = self._max_log_weight
         if top == -math.inf:
             return [0.0] * len(self._particles)
@@ -237,17 +237,17 @@ class Particles:
 
     @property
     def effective_size(self) -> float:
-        """Number of particles of equal weight that would be as good: 1 if a single one has all the
-        weight.
+        """Number of equally weighted particles that would give an equally good estimate; 1 if a
+        single particle has all the weight.
         """
         squares = math.fsum(weight * weight for weight in self.weights)
         return 1 / squares if squares else 0.0
 
     @property
     def log_mass(self) -> float:
-        """Log of an estimate of the mean potential of the model's texts, where texts that a
-        constraint excludes count as 0. Without a potential, it is the probability that the model
-        keeps to the constraints by itself.
+        """Log of an estimate of the mean potential of the model's texts. Texts that a constraint
+        excludes have the potential 0. Without a potential, this estimates the log of the
+        probability that the unconstrained model satisfies the constraints.
         """
         self._wait_and_weigh()
         if self._max_log_weight == -math.inf:
@@ -256,8 +256,8 @@ class Particles:
         return self._log_mass + self._max_log_weight + math.log(mean)
 
     def shares(self, name: str) -> dict[Hashable, float]:
-        """Returns the total weight of the particles with each value of a variable, the largest
-        first. Values that can't be keys are given by their texts.
+        """Returns, for each value of a variable, the total weight of the particles that have it,
+        largest first. The text of a value is its key if the value can't be hashed.
         """
         found: dict[Hashable, float] = {}
         for state, weight in zip(self, self.weights, strict=True):
@@ -271,7 +271,9 @@ class Particles:
         return dict(sorted(found.items(), key=lambda each: -each[1]))
 
     def pick(self) -> ProgramState:
-        """Returns the state of a particle, drawn by the weights. Raises ProgramError if all are 0."""
+        """Returns the state of a particle that is drawn by weight. Raises ProgramError if all
+        weights are 0.
+        """
         weights = self.weights
         self._raise_if_none_fits()
         (state,) = self._random.choices(list(self), weights)
@@ -298,10 +300,10 @@ class Particles:
 
 
 def _prepare_generations(added: UserValue) -> tuple[Expression, list[str]]:
-    """Returns an expression whose generations are drawn with weights, and their names.
+    """Returns an expression in which all generations are drawn with weights, and their names.
 
     Raises:
-        ParameterError: a part of it can't be weighed.
+        ParameterError: something in the expression can't be weighed.
     """
     parts = list[Expression]()
     names = list[str]()
@@ -328,7 +330,9 @@ def _prepare_generations(added: UserValue) -> tuple[Expression, list[str]]:
 
 
 def _prepare_generation(own: SglGen) -> SglGen:
-    """Returns a generation that is drawn with a weight. Raises ParameterError if it can't be."""
+    """Changes a generation so that it is drawn with a weight. Raises ParameterError if its
+    parameters or options don't allow that.
+    """
     params = own.node.params
     constrained = own.node.constraint is not None
     if own.node.name is None:
@@ -358,19 +362,20 @@ def _prepare_generation(own: SglGen) -> SglGen:
     exact = params.exact if params.exact is True else "weighted"
     params = msgspec.structs.replace(params, exact=exact if constrained else UNSET)
     shortened = options.shortened or "keep"
-    # Another attempt after a text without a value would be a draw from what has one.
+    # A retry after an invalid text would restrict the distribution to valid texts.
     options = replace(options, shortened=shortened, retries=0, draws_plainly=True)
     node = msgspec.structs.replace(own.node, params=params)
     return msgspec.structs.replace(own, node=node, options=options)
 
 
 def _read_log_weight(state: ProgramState, name: str) -> float:
-    """Returns the log of the factor by which a generation changes a particle's weight: -inf if its
-    text leads to none that the constraint allows.
+    """Returns the log of the factor by which a generation changes a particle's weight. It is -inf
+    if no text that the constraint allows begins with the generated text.
 
     Raises:
         TraceError: the program is traced.
-        ProgramError: it was drawn exactly, and the probability of all its texts is not known.
+        ProgramError: the generation was drawn exactly, and the total probability of the allowed
+            texts is not known.
     """
     answer = find_variable(state.branch.player, name, user_location()).record
     if not isinstance(answer, Generation):
@@ -397,7 +402,7 @@ def _call_potential(potential: Potential, state: ProgramState) -> float:
     """Returns the potential of a state.
 
     Raises:
-        ProgramError: the function has raised an exception, or has returned no number of at least 0.
+        ProgramError: the function raised an exception, or did not return a number of at least 0.
     """
     try:
         given: Any = potential(state)  # users may return anything

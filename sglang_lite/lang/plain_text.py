@@ -16,7 +16,7 @@ def plain(text: str) -> Text:
     tools.
 
     Raises:
-        ParameterError: it is not a string.
+        ParameterError: `text` is not a string.
     """
     if isinstance(text, Deferred):  # a symbol of a trace: its mark stands for it in text
         return Text(f"{text}", special=False, where=user_location())

@@ -1,5 +1,5 @@
-"""Converts a backend's answers to the form that SGLang's users read, and warns about what a server
-left out.
+"""Converts a backend's answers to the form that SGLang's users read, and warns about data that a
+server left out.
 """
 
 from __future__ import annotations

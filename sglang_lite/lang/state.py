@@ -313,10 +313,11 @@ class ProgramState(AttributeHints, Generic[R]):
         """Cancels this state and the branches forked from it, including their requests to the
         backend.
 
-        What the program has waited for stays: values that were read, everything before them, and
-        what a `join` in a parent branch has taken. Everything else is discarded, even if it has
-        arrived: reading it raises RequestAbortedError, and so does reading anything added later.
-        The outcome therefore does not depend on how fast the backend is.
+        Everything that the program has waited for is kept: values that were read, everything before
+        them, and everything that a `join` in a parent branch has taken. Everything else is
+        discarded, even if it has arrived: reading it raises RequestAbortedError, and so does
+        reading anything added later. The outcome therefore does not depend on how fast the backend
+        is.
 
         If the caller of a run with stream=True has not waited for its end, nothing stays, but
         `so_far()` returns what has arrived. From outside the body, cancelling is final. Inside the
@@ -659,9 +660,9 @@ class ProgramState(AttributeHints, Generic[R]):
         return text_streams.aiter_partial_values(self, var_name)
 
     def events(self) -> Iterator[ToolEvent]:
-        """Yields what `use_tools` does in this run: turns, calls, results and answers. With
-        stream=True, yields them as they happen, from the start to the end of the body; otherwise,
-        those that have happened.
+        """Yields the events of `use_tools` in this run: turns, calls, results and answers. With
+        stream=True, yields all events of the body as they happen. Otherwise, yields the events so
+        far.
         """
         return text_streams.iter_events(self)
 
@@ -689,15 +690,16 @@ class ProgramState(AttributeHints, Generic[R]):
     def particles(
         self, n: int, potential: Potential | None = None, *, resample: float = 0.5
     ) -> Particles:
-        """Returns `n` weighted copies of the state. What is added to them (`p += sgl.gen(…)`) is
-        drawn by each for itself, and weighed by what the constraints exclude and by the potential.
+        """Returns `n` weighted copies of the state. If a generation is added to them
+        (`p += sgl.gen(…)`), each copy draws its own answer. The weight of a copy accounts for the
+        probability that constraints exclude, and for the potential.
 
         Args:
             n: number of copies; at least 1.
-            potential: function of a copy's state, called after every generation that is added: how
-                well the text fits so far, from 0, which excludes it, upwards.
-            resample: copies are replaced by others with more weight if fewer than this share of
-                them would be as good at equal weights (0 to 1; 0 never replaces any).
+            potential: function of a copy's state, called after every generation that is added. It
+                returns how well the text fits so far: 0 excludes the copy, and larger is better.
+            resample: copies are replaced with copies of others that have more weight when
+                `effective_size` falls below this share of `n` (0 to 1; 0 never replaces any).
 
         Raises:
             ParameterError: an argument is invalid.
@@ -739,25 +741,24 @@ class ProgramState(AttributeHints, Generic[R]):
         name: str = "summary",
     ) -> UserValue:
         """Shortens a long conversation: drops the turns between the system turns at the start and the
-        last turns, and puts a summary of them, written by the model, into a user turn in their
-        place. Waits for the summary. In an event loop, a coroutine body awaits it: `await
-        s.compact()`.
+        last turns, and replaces them with a user turn that contains a summary written by the model.
+        Waits for the summary. In a coroutine body, write `await s.compact()`.
 
-        Only the system turns are still cached. `rerun`, `fork_at` and values from before still work.
-        Does nothing if there is no turn to drop, or only the last summary. If it does not finish,
-        the text is as before. If the template requires that roles alternate, the first kept turn is
-        appended to the summary if it is a user turn.
+        Afterwards, only the system turns are cached. `rerun`, `fork_at` and earlier values still
+        work. Does nothing if there is no turn to drop, or only an earlier summary. If the
+        compaction fails, the text does not change. If the template requires alternating roles and
+        the first kept turn is a user turn, it is appended to the summary.
 
         Args:
-            keep: number of turns at the end that stay as they are; 0 for none. A question and its
-                answer are two turns. If the first of them has the results of tools, the turn with
-                the calls is kept, too.
-            max_tokens: maximum number of tokens of the summary. A summary that is cut by it is kept
-                like other texts, with the finish reason "length". (If tools are shown, and the
-                model has no format of calls, the summary is written in JSON, and being cut is a
+            keep: number of turns to keep at the end; 0 for none. A question and its answer are two
+                turns. If the first kept turn has the results of tool calls, the turn with the calls
+                is kept, too.
+            max_tokens: maximum number of tokens of the summary. A summary that this limit cuts is
+                kept like other texts, with the finish reason "length". (If tools are shown and the
+                model has no format for calls, the summary is written in JSON, and cutting it raises
                 TruncatedError.)
-            prompt: what the model is told to write; None for a text that asks for everything needed
-                to continue.
+            prompt: instruction for the summary; None for a text that asks for everything needed to
+                continue.
             name: variable that holds the summary.
 
         Returns:
@@ -770,7 +771,7 @@ class ProgramState(AttributeHints, Generic[R]):
             CapabilityError: the backend has SGLang's blocking hooks.
             ValueValidationError: the summary is empty.
             TruncatedError: tools are shown, and `max_tokens` cut the summary.
-            SglError: the error of something added before, or the summary's own.
+            SglError: something added earlier has failed, or the summary has.
         """
         from sglang_lite.lang.compaction import Compactor
 
@@ -783,34 +784,35 @@ class ProgramState(AttributeHints, Generic[R]):
     # ------------------------------------------------------------------------ suspending and resuming
 
     def pending(self) -> list[PendingCall]:
-        """Returns the calls of tools at which the run was suspended, because they wait for approval
-        or are in doubt; none if the run was not suspended. Waits for the end of the body.
+        """Returns the tool calls at which the run was suspended, because they wait for approval or
+        are in doubt. Returns an empty list if the run was not suspended. Waits for the end of the
+        body.
         """
         return list(self.branch_after_body.run.pending)
 
     def resume(
         self, decisions: Iterable[CallDecision] | CallDecision, **settings: UserValue
     ) -> ProgramState[R]:
-        """Resumes a suspended run: runs the body again, with the answers and results that it had.
-        Models and tools are not called again for what is known. The body's other effects, such as
+        """Resumes a suspended run: runs the body again, and reuses the answers and results that the
+        run already has instead of calling models and tools again. The body's other effects, such as
         reading the clock, happen again.
 
         Args:
-            decisions: about calls of `pending()`, made with their methods: `call.approve()`,
-                `call.deny(reason)` or `call.give_result(text)`. The run is suspended again at calls
-                without a decision.
+            decisions: decisions about calls of `pending()`, made with the calls' methods:
+                `call.approve()`, `call.deny(reason)` or `call.give_result(text)`. The run is
+                suspended again at calls without a decision.
             **settings: stream, timeout, wind_down, retries, push_down, priority, use_thread,
-                max_cost and max_total_tokens, as for `run`; those of the suspended run otherwise,
-                but `stream=False`. (A loaded state has only its retries.)
+                max_cost and max_total_tokens, as for `run`. By default, `stream` is False, and the
+                others are those of the suspended run. (A loaded state knows only its retries.)
 
         Returns:
-            The state of the resumed run. Its usage counts only what was done anew.
+            The state of the resumed run. Its usage counts only new requests.
 
         Raises:
             ProgramError: the run is not suspended, or was loaded without its program.
             ParameterError: a decision is not about a pending call, or changes arguments to invalid
                 ones; a setting is unknown or has an invalid value.
-            ResumeError: the body does something else than before, or the tools have changed.
+            ResumeError: the body does something different than before, or the tools have changed.
         """
         resumed: ProgramState[R] = self._prepare_resume(decisions, settings).start()
         return resumed
@@ -948,8 +950,8 @@ class ProgramState(AttributeHints, Generic[R]):
         return unpickled, (data, values.others, None if called is None else called.program)
 
     def __format__(self, spec: str) -> str:
-        """Raises ParameterError. A state formatted into a string would give its description instead
-        of its text.
+        """Raises ParameterError, because formatting a state into a string would insert the state's
+        description instead of its text.
         """
         raise ParameterError(
             "+",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _State(Protocol):
-    """What the table reads of a state of a program."""
+    """Attributes of a program's state that the table reads."""
 
     branch: Branch
 

@@ -1,4 +1,4 @@
-"""How a body ends at calls that wait for a decision."""
+"""Exception that ends a body at calls that wait for a decision."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from sglang_lite.protocol.run_log import PendingCall
 
 
 class Suspension(BaseException):
-    """Ends a body at calls that wait for a decision. It is no error, so that programs do not catch
-    it.
+    """Raised to end a body at calls that wait for a decision. It is a BaseException, so that
+    programs don't catch it as an error.
 
     Args:
-        calls: the calls.
+        calls: calls that wait.
     """
 
     def __init__(self, calls: Sequence[PendingCall]) -> None:

@@ -213,7 +213,7 @@ async def aiter_pieces(
     text and metadata. Implements `text_async_iter`.
     """
     branch = state.branch
-    # another task of the body may outlive it
+    # another task of the body may outlive the body
     if name is None and branch.run.body in (None, asyncio.current_task()):
         _refuse_waiting_for_self(branch)
     with_meta = with_meta and name is not None

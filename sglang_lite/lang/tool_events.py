@@ -16,11 +16,11 @@ class ToolEvent:
     """Step of `use_tools`.
 
     Attributes:
-        kind: "turn" after the model has written; "call" before a call is made; "result" after it;
-            "answer" at the end.
-        name: variable of the turn that it belongs to, or of the answer.
-        call: the call, of a "call" or a "result".
-        text: text of the turn, what the model reads of the result, or the answer; "" for a "call".
+        kind: "turn" after the model has written a turn; "call" before a call is made; "result"
+            after the call; "answer" at the end.
+        name: variable of the turn that the event belongs to, or of the answer.
+        call: the call, for a "call" or a "result".
+        text: text of the turn, the result as the model reads it, or the answer; "" for a "call".
         error: why the call failed, if a "result" is a failure.
         usage: usage of a "turn".
     """

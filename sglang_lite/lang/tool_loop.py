@@ -36,12 +36,12 @@ class _Answer:
     text: str
 
 
-# What the loop waits for: a variable, by name, or the results of calls; or its end.
+# Name of a variable or calls of a turn that the loop waits for, or the answer that ends the loop.
 _Wanted: TypeAlias = str | TurnCalls | _Answer
 
 _ANSWER_NOW: Final = "Answer now, with what you know."
 _TURN_MARKS: Final = 32  # tokens of markup around two turns
-_ANSWER_MARGIN: Final = 2  # a written answer may count as more tokens in the prompt after it
+_ANSWER_MARGIN: Final = 2  # an answer may have more tokens as part of the next prompt
 _LONGEST_RESULT: Final = 1 << 16  # tokens of a result, where only a budget limits it
 _NEARLY: Final = 0.9  # share of a run's time or budget after which the model has to answer
 _MIN_RESULT: Final = 64  # tokens of a result, however little room there is
@@ -60,16 +60,16 @@ class ToolLimits:
 
 
 class ToolLoop:
-    """A conversation in which the model uses tools.
+    """Conversation in which the model uses tools.
 
     Args:
         s: state to add to.
         tools: the functions.
         name: variable that holds the answer.
         options: parameters of each `gen`.
-        policy: what happens to failures of tools, as in `use_tools`.
-        approvers: who approves calls, by tool.
-        parallel: whether plain functions may run together.
+        policy: how failures of tools are handled, like `on_tool_error` in `use_tools`.
+        approvers: approver of each tool, by the tool's name.
+        parallel: whether plain functions may run concurrently.
         where: line of the call of `use_tools`, for errors.
     """
 
@@ -95,13 +95,13 @@ class ToolLoop:
         self._approvers = approvers
         self._parallel = parallel
         self._where = where
-        self._failures: dict[str, int] = {}  # in a row, by the tool's name
-        self._calls = 0  # made so far
+        self._failures: dict[str, int] = {}  # consecutive failures, by the tool's name
+        self._calls = 0  # number of calls made so far
         self._turn = ""  # variable of the current turn
-        self._toolbox: Toolbox | None = None  # of the last generation
-        self._generations: dict[bool, SglGen] = {}  # without variables, by `closing`
+        self._toolbox: Toolbox | None = None  # toolbox of the last generation
+        self._generations: dict[bool, SglGen] = {}  # generations without variables, by `closing`
         self._call_log = CallLog(s.branch.run, approvers)
-        # path of each call that is being made, and the call as the model wrote it, by identity
+        # path of each call that is being made, and the call as the model wrote it, by the call's id
         self._made: dict[int, tuple[str, ToolCall]] = {}
         self._begun: set[str] = set()  # paths of the calls of this turn that were begun
 
@@ -146,7 +146,7 @@ class ToolLoop:
 
     @contextlib.contextmanager
     def _carry_state(self) -> Iterator[None]:
-        """Adds the place and the state to errors of the loop."""
+        """Adds the location and the state to the loop's errors."""
         try:
             yield
         except ToolError as error:
@@ -164,7 +164,7 @@ class ToolLoop:
         return approver(call)
 
     def _open_calls(self, turn: TurnCalls) -> list[ToolCall]:
-        """Returns the calls of a turn that are made now. Suspends the run if some have to wait."""
+        """Returns the calls of a turn to make now. Suspends the run if any call has to wait."""
         self._call_log.suspend_if_pending(turn)
         assert self._toolbox is not None
         made = self._call_log.settle(turn, self._toolbox)
@@ -192,7 +192,7 @@ class ToolLoop:
         try:
             result = finish_call(written, run, self._policy)
         except Suspension as suspension:
-            if path in self._begun:  # else one before it in the turn was suspended
+            if path in self._begun:  # else an earlier call of the turn was suspended
                 self._call_log.add_suspension(path)
             return CallResult("", pending=suspension.calls)
         except ToolError as error:
@@ -218,8 +218,8 @@ class ToolLoop:
         self._s.branch.run.record_event(event)
 
     def _play_turns(self) -> Generator[_Wanted, UserValue, None]:
-        """Adds the turns. Yields what it waits for, and is sent its value; at last, yields the
-        answer.
+        """Adds the turns. A generator that yields what it has to wait for and receives the value or
+        the results. Yields the answer last.
         """
         s = self._s
         loop = f"{s.branch.path}/{s.branch.node_count}"
@@ -236,7 +236,7 @@ class ToolLoop:
                 s += generation
             value = yield variable
             calls = _list_tool_calls(value)
-            if not isinstance(value, str | ToolCall | list):  # a symbol, as the body is traced
+            if not isinstance(value, str | ToolCall | list):  # a symbol: the body is traced
                 s[self._name] = value
                 yield _Answer(str(value))
                 return
@@ -263,8 +263,9 @@ class ToolLoop:
     def _show_results(
         self, node: str, calls: Sequence[ToolCall], results: Sequence[CallResult]
     ) -> tuple[str, str]:
-        """Returns the text of the turn that shows results, and why the model has to answer now. In
-        a resumed run they are those of the log, as they depend on the time and on budgets.
+        """Returns the text of the turn that shows the results, and the reason why the model has to
+        answer now, or "". A resumed run takes both from the log, because they depend on time and
+        budgets.
 
         Args:
             node: path of the node that wrote the calls.
@@ -305,7 +306,7 @@ class ToolLoop:
         return max(left, 0.0)
 
     def _why_finish(self, prompt: int = 0) -> str:
-        """Tells the model why it has to answer now, or returns "" if it may go on.
+        """Returns a text that tells the model why it has to answer now, or "" if it may go on.
 
         Args:
             prompt: tokens of the next prompt; 0 before the first turn.
@@ -333,7 +334,9 @@ class ToolLoop:
         return (run.backend.unset_max_tokens if isinstance(inherited, Unset) else inherited) or 0
 
     def _estimate_prompt(self) -> int:
-        """Estimates the tokens of the prompt so far, as budgets do. Returns 0 without budgets."""
+        """Estimates the tokens of the prompt so far, the same way as budgets. Returns 0 if the run
+        has no budget.
+        """
         branch = self._s.branch
         if not branch.run.budgets:
             return 0
@@ -344,8 +347,8 @@ class ToolLoop:
         return estimate_tokens(prompt, branch.backend.tokenizer) + _TURN_MARKS
 
     def _cut_results(self, results: Sequence[CallResult], prompt: int) -> list[str]:
-        """Returns the texts of results, cut to `max_result` tokens, and to what the budgets leave
-        besides an answer.
+        """Returns the texts of results, cut to `max_result` tokens. Cuts them further if otherwise
+        the budgets would not suffice for an answer.
 
         Args:
             prompt: tokens of the prompt so far; 0 without budgets.
@@ -367,10 +370,10 @@ class ToolLoop:
     # ---------------------------------------------------------------------------------------- turns
 
     def _make_generation(self, variable: str, *, closing: bool) -> SglGen:
-        """Returns the generation of a turn, whose tools are described once.
+        """Returns the generation of a turn. Describes the tools only on the first call.
 
         Args:
-            closing: whether it has to be the answer.
+            closing: whether the generation has to be the answer.
         """
         if closing not in self._generations:
             self._generations[closing] = self._describe_generation(closing=closing)
@@ -380,8 +383,8 @@ class ToolLoop:
         return msgspec.structs.replace(described, node=node)
 
     def _describe_generation(self, *, closing: bool) -> SglGen:
-        """Returns the generation of each turn, still without a variable. If failures are shown, its
-        value may be a call that can't be made, of which the model is told.
+        """Returns the generation that all turns use, without a variable. Unless failures are
+        raised, its value may be a call that can't be made, so that the model can be told why.
         """
         options = {**self._options, **({"tool_choice": "none"} if closing else {})}
         generation = gen(tools=self._tools, **options)
@@ -393,8 +396,8 @@ class ToolLoop:
         return msgspec.structs.replace(generation, tools=tools, value_type=tools.value_type(None))
 
     def _count_failures(self, calls: Sequence[ToolCall], results: Sequence[CallResult]) -> None:
-        """Counts the failures of each tool in a row; `calls` are those that were made. Raises
-        ToolError if there are too many.
+        """Counts consecutive failures of each tool. `calls` are the calls that were made. Raises
+        ToolError if a tool failed too often.
         """
         for call, result in zip(calls, results):
             if result.error is None:

@@ -1,4 +1,4 @@
-"""Results of tool calls as texts for the model to read, including what is shown of a failure."""
+"""Results of tool calls, as texts for the model to read. Failures are described in the text."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ class CallResult:
     """Result of a call.
 
     Attributes:
-        text: what the model reads.
-        error: why the call failed; None if it did not.
-        pending: calls at which a program in the call was suspended, so that it has no result yet.
+        text: text that the model reads.
+        error: error of the call; None if it did not fail.
+        pending: calls at which a program inside this call was suspended, so that this call has no
+            result yet.
     """
 
     text: str
@@ -45,7 +46,7 @@ class CallResult:
 
 
 def cut_middle(text: str, limit: int, tokenizer: TiktokenEncoding | None) -> str:
-    """Returns a text of at most `limit` tokens. A longer text loses its middle, and says so there.
+    """Shortens a text to at most `limit` tokens: a note replaces the middle of a longer text.
 
     Args:
         tokenizer: tokenizer of the model; None to estimate the number.
@@ -72,7 +73,7 @@ def finish_call(call: ToolCall, run: Callable[[], UserValue], policy: OnToolErro
     """Runs a call and returns its result.
 
     Args:
-        run: returns what the tool returns, or raises what it raises.
+        run: returns the tool's result, or raises the tool's exception.
         policy: whether a failure is shown to the model or raised, or a function that returns the
             text to show.
 

@@ -1,7 +1,7 @@
 """Runs the calls of one turn within their time limit, and returns the results in the model's order.
 
-Calls of async tools and of servers run together. Plain functions run one after another, since they
-may not be safe to call from several threads, unless the caller says that they are.
+Calls of async tools and of MCP servers run concurrently. Plain functions run one after another,
+because they may not be thread-safe, unless the caller allows running them concurrently.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from sglang_lite.protocol.anything import UserValue
 
 _R = TypeVar("_R")
 _log = logging.getLogger("sglang_lite")
-_GRACE_S: Final = 1.0  # in which cancelled coroutines have to end
+_GRACE_S: Final = 1.0  # seconds in which cancelled coroutines have to end
 
 
 class ToolRunner(Generic[_R]):
-    """Runs the calls of a loop of tools. It is a context manager: at its end, coroutines that still
-    run are cancelled.
+    """Runs the calls of a tool loop. A context manager: leaving it cancels coroutines that are
+    still running.
 
     Args:
-        begin: entered where a call is started.
-        finish: makes the result of a call, from the call and a function that returns or raises what
-            the tool did.
-        parallel: whether plain functions run together, each in a thread.
-        limits_functions: whether plain functions have the time limit, too, and so run in threads.
+        begin: returns a context manager that is entered to start a call.
+        finish: makes the result of a call. Its arguments are the call, and a function that returns
+            the tool's result or raises the tool's exception.
+        parallel: whether plain functions run concurrently, each in a thread.
+        limits_functions: whether the time limit applies to plain functions, too, so that they run
+            in threads.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class ToolRunner(Generic[_R]):
         """
         began = time.monotonic()
         started = list[Future[UserValue] | None]()
-        ended = set[int]()  # calls whose results were asked for
+        ended = set[int]()  # indices of calls whose results were requested
         try:
             for call in calls:
                 started.append(self._start(call))
@@ -111,11 +112,11 @@ class ToolRunner(Generic[_R]):
         calls: Sequence[ToolCall],
         started: Sequence[Future[UserValue] | asyncio.Future[UserValue] | None],
     ) -> None:
-        """Finishes the calls that have ended when another one ends the turn, so that they are known
-        to be made. Their own errors are dropped.
+        """Finishes calls that have already ended when an error in another call ends the turn, so
+        that they are recorded as made. Drops their errors.
 
         Args:
-            started: those that were not finished yet.
+            started: for each call, its future if the call was started and is not finished yet.
         """
         for call, future in zip(calls, started):
             if future is None or not future.done() or future.cancelled():
@@ -128,8 +129,8 @@ class ToolRunner(Generic[_R]):
     def _finish_in_order(
         self, waits: Mapping[int, tuple[ToolCall, Callable[[], UserValue]]]
     ) -> dict[int, _R]:
-        """Finishes calls one after another. If a program in one is suspended, those after it are
-        not made.
+        """Finishes calls one after another. If a program inside a call is suspended, later calls
+        are not made.
         """
         done = dict[int, _R]()
         stopped: Suspension | None = None
@@ -142,7 +143,7 @@ class ToolRunner(Generic[_R]):
         return done
 
     def _start(self, call: ToolCall) -> Future[UserValue] | None:
-        """Starts a call. Returns None if it is the turn of others first."""
+        """Starts a call. Returns None if the call has to wait until earlier ones have ended."""
         function = call.function
         if _is_plain(function) and not self._parallel:
             return None
@@ -165,10 +166,10 @@ class ToolRunner(Generic[_R]):
         began: float,
         seconds: float | None,
     ) -> UserValue:
-        """Returns what a tool returns, or raises what it raises.
+        """Waits for a call. Returns the tool's result, or raises the tool's exception.
 
         Raises:
-            ToolError: its time is up.
+            ToolError: the call took too long, or was cancelled.
         """
         result: UserValue = None
         if future is None:
@@ -189,7 +190,7 @@ class ToolRunner(Generic[_R]):
                 raise _late_error(seconds)
             try:
                 result = future.result()
-            except CancelledError as error:  # by the tool itself, or with its connection
+            except CancelledError as error:  # cancelled by the tool, or when its connection ended
                 raise ToolError("it was cancelled.") from error
             future = None
         return result
@@ -246,7 +247,9 @@ class ToolRunner(Generic[_R]):
         began: float,
         seconds: float | None,
     ) -> Callable[[], UserValue]:
-        """Waits for a call. Returns a function that returns or raises what the tool did."""
+        """Waits for a call. Returns a function that returns the tool's result or raises the tool's
+        exception.
+        """
         in_thread = _is_plain(call.function)
         if task is None:
             with self._begin(call):
@@ -290,8 +293,8 @@ def _late_error(seconds: float | None) -> ToolError:
 def _keep_outcome(
     work: Callable[[], UserValue],
 ) -> tuple[Callable[[], UserValue], Suspension | None]:
-    """Does the work. Returns a function that returns or raises what it did, and the suspension if
-    it raised one.
+    """Calls `work`. Returns a function that returns its result or raises its exception. Also
+    returns the suspension if `work` raised one, else None.
     """
     try:
         result = work()
@@ -308,7 +311,7 @@ def _raise_error(error: BaseException | None) -> NoReturn:
 
 
 def _start_thread(call: ToolCall) -> Future[UserValue]:
-    """Calls a function in a thread of its own, which can be left behind."""
+    """Calls a function in a new daemon thread, which may be left running after a timeout."""
     future = Future[UserValue]()
     future.set_running_or_notify_cancel()  # it can't be cancelled
     context = copy_context()
@@ -326,7 +329,7 @@ def _start_thread(call: ToolCall) -> Future[UserValue]:
 
 
 async def _cancel_tasks(tasks: Iterable[asyncio.Future[UserValue]]) -> None:
-    """Cancels tasks and waits a moment for their end. Logs those that go on."""
+    """Cancels tasks and waits briefly until they have ended. Logs those that are still running."""
     running = [task for task in tasks if not task.done()]
     for task in running:
         task.cancel()
@@ -349,7 +352,8 @@ class _LoopThread:
         loop = self._loop
         try:
             while not self._closing:
-                # One that a tool raises stops the loop, too. Its future is settled when the loop goes on.
+                # If a tool raises one of these, the loop stops. The tool's future is settled
+                # when the loop runs again.
                 with contextlib.suppress(KeyboardInterrupt, SystemExit):
                     loop.run_forever()
             loop.run_until_complete(_cancel_tasks(asyncio.all_tasks(loop)))
@@ -366,7 +370,7 @@ class _LoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def close(self) -> None:
-        """Cancels what runs, and ends the thread. If a tool blocks it, the thread is left behind."""
+        """Cancels running tasks and ends the thread, unless a tool blocks it."""
         self._closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(3 * _GRACE_S)

@@ -45,15 +45,15 @@ from sglang_lite.text.chat_template import to_json
 from sglang_lite.text.tool_calls import calls_constraint, parse_answer
 from sglang_lite.text.tool_use import Function, arguments_schema, tool_use_schema
 
-# parameter of a tool that receives the key of a call, and that models do not see
+# parameter through which a tool receives the idempotency key of a call; hidden from models
 IDEMPOTENCY_KEY: Final = "idempotency_key"
 _Tool = TypeVar("_Tool", bound=Callable[..., Any])
 
 
 def idempotent(tool: _Tool) -> _Tool:
-    """Marks a tool whose calls may be repeated without another effect, such as one that only reads.
-    A run that was killed in such a call repeats it when it is resumed. Used as a decorator; a tool
-    of an MCP server is marked by a call.
+    """Marks a tool whose calls can be repeated without further effects, such as a tool that only
+    reads. A resumed run repeats such a call if the run was killed during the call. Used as a
+    decorator, or called with a tool of an MCP server.
 
     Raises:
         ParameterError: `tool` is a method, which can't be marked.
@@ -68,7 +68,9 @@ def idempotent(tool: _Tool) -> _Tool:
 
 
 def is_idempotent(tool: Callable[..., UserValue]) -> bool:
-    """Returns True if a tool's calls may be repeated: it is marked, or takes a key."""
+    """Returns True if a tool's calls may be repeated: the tool is marked as idempotent, or it takes
+    an idempotency key.
+    """
     return getattr(tool, "__idempotent__", False) or takes_key(tool)
 
 
@@ -124,21 +126,21 @@ def tool_failure(name: str, error: Exception) -> ToolError:
 
 
 def replace_half_pairs(text: str) -> str:
-    """Returns a text in which each half of a surrogate pair is a question mark: it is no text, which
-    neither models nor files take.
+    """Replaces each unpaired surrogate in a text with a question mark, because models and files
+    accept only valid Unicode.
     """
     return text.encode("utf-8", "replace").decode()
 
 
 class ReportedFailure(str):
-    """Result of a tool that has failed and says why, in words for the model."""
+    """Result of a tool that failed and describes its failure to the model."""
 
     __slots__ = ()
 
 
 class InvalidCall:
-    """Stands for the function of a call that can't be made: the model named no tool that exists, or
-    gave arguments that are not valid. Calling it raises a ToolError that tells the model so.
+    """Substitute for the function of a call that can't be made, because the model named a tool that
+    does not exist or gave invalid arguments. Calling it raises a ToolError with the reason.
 
     Args:
         problem: text for the model.
@@ -160,9 +162,10 @@ class Toolbox:
         schemas: by name, the JSON schema of each function's arguments.
         shared: definitions that the schemas refer to.
         shown: all tools of the generation, in the form that chat templates and chat APIs expect.
-        choice: "auto", "required" if the model has to call a tool, "named" if it has to call the
-            only tool, once, or "none" if it is shown the tools and may not call them.
-        parallel: whether the model may call several tools at once; values are then lists of calls.
+        choice: "auto"; "required" if the model has to call a tool; "named" if it has to call the
+            only tool exactly once; or "none" if the prompt shows the tools but the model may not
+            call them.
+        parallel: whether one turn may contain several calls; values are then lists of calls.
         keeps_invalid: whether a call that can't be made is a value, with an `InvalidCall` as its
             function. Otherwise its text is not a value.
     """
@@ -188,7 +191,7 @@ class Toolbox:
             tools: functions with annotated parameters.
             choice: "auto", "required", "none", or a tool (or its name) that has to be called
                 exactly once.
-            parallel: whether the model may call several tools at once.
+            parallel: whether one turn may contain several calls.
 
         Raises:
             ParameterError: `tools` is empty, two tools have the same name, a parameter has no type
@@ -314,8 +317,8 @@ class Toolbox:
             ) from error
 
     def make_call(self, name: str, arguments: str) -> ToolCall:
-        """Returns the call of a tool with arguments in JSON. Raises KeyError if there is no such
-        tool, and ValueError or TypeError if they do not fit it.
+        """Creates a call of a tool from its name and its arguments in JSON. Raises KeyError if
+        there is no such tool, and ValueError or TypeError if the arguments do not fit the tool.
         """
         tool, reader = self.tools[name]
         given = json.loads(arguments)
@@ -409,7 +412,7 @@ def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
 
 
 def _arguments_as_written(text: str) -> dict[str, Any]:
-    """Returns the arguments of a call that can't be made, or {} if they are not an object."""
+    """Parses the arguments of a call that can't be made. Returns {} if they are not an object."""
     try:
         arguments = json.loads(text)
     except (ValueError, RecursionError):
@@ -418,7 +421,7 @@ def _arguments_as_written(text: str) -> dict[str, Any]:
 
 
 def _write_json(value: Json) -> str:
-    """Returns a value as JSON, in ASCII if it has half of a surrogate pair, which is no text."""
+    """Returns a value as JSON text, or as ASCII JSON if it contains an unpaired surrogate."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if replace_half_pairs(text) == text:
         return text
@@ -428,8 +431,8 @@ def _write_json(value: Json) -> str:
 def _add_defaults(
     given: Mapping[str, Json], used: Mapping[str, UserValue], reader: Any
 ) -> dict[str, Json]:
-    """Returns the arguments that were given, in the order of the parameters, and those defaults
-    which are the same after they were read from JSON. A secret, for one, is not.
+    """Returns the given arguments and the defaults of the others, in the order of the parameters.
+    Leaves out defaults that JSON can't preserve, such as a pydantic secret.
 
     Args:
         used: all arguments as values.
@@ -567,11 +570,11 @@ class SchemaTool:
         start: starts such a call and returns its future, which can be cancelled; None if calls
             only run in the caller's thread.
         result_schema: JSON schema of the results; None if they can be anything.
-        origin: where it comes from, for messages.
+        origin: where the tool comes from, for messages.
 
     Raises:
-        ParameterError: the schema is not that of an object, or can't be enforced on a model; results
-            can't be checked against theirs.
+        ParameterError: `schema` does not describe an object or can't be enforced on a model, or
+            results can't be checked against `result_schema`.
     """
 
     def __init__(
@@ -617,7 +620,7 @@ class SchemaTool:
         return self._start is not None
 
     def start(self, arguments: dict[str, Json]) -> Future[Json]:
-        """Starts a call, where `can_start`, and returns its future."""
+        """Starts a call and returns its future. Only allowed if `can_start` is True."""
         assert self._start is not None
         return self._start(arguments)
 
@@ -634,8 +637,8 @@ class SchemaTool:
         return value
 
     def read_result(self, text: str) -> Json:
-        """Parses a result supplied by hand: JSON, or the text itself. Raises ValueError if it does
-        not fit the schema of the results.
+        """Parses a result that the user supplies as JSON, or else takes the text itself as the
+        result. Raises ValueError if the result does not fit the schema of the results.
         """
         values: list[Json] = [text]
         with suppress(ValueError):

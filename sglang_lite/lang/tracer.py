@@ -266,7 +266,7 @@ def trace_program(
         arguments: arguments by name; the others are symbols.
         backend: backend whose chat template and capabilities apply; None for that of the enclosing
             traced program, or NoBackend.
-        explore: maximum number of ways through the body to follow; None for one way without
+        explore: maximum number of paths through the body to follow; None for one path without
             decisions.
 
     Raises:

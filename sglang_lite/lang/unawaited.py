@@ -1,4 +1,4 @@
-"""Coroutines that can't be mistaken for their value. Comparing such a coroutine or testing it for
+"""Coroutines that can't be mistaken for their results. Comparing such a coroutine or testing it for
 truth, instead of awaiting it, raises an error.
 """
 

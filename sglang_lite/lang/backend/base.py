@@ -151,8 +151,8 @@ class Backend:
             None if they return immediately.
         event_listener: listener to the events of branches, or None.
         answers_now, plays_programs: True if `answer_now` and `select_now`, or `open_program`, are
-            used: defined by the class, and not by a base of the one that defines `agenerate` or
-            `aselect`.
+            used. This requires that they are defined in the class that defines `agenerate` and
+            `aselect`, or in a subclass of it.
     """
 
     capabilities: Capabilities = EVERYTHING

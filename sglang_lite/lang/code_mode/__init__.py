@@ -1,1 +1,1 @@
-"""Code mode: the model writes a small program over the caller's functions."""
+"""Code mode: the model writes a small program that calls the caller's functions."""

@@ -1,4 +1,4 @@
-"""Python's functions and methods that a program may use, on the values of a running program."""
+"""Executes the builtin functions and methods that a program may use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ITERABLE: Final = (list, tuple, str, dict, range, enumerate, zip)
 
 
 def iterate(value: UserValue, meter: Meter) -> Iterator[UserValue]:
-    """Yields the items of a value, each of which is a step."""
+    """Yields the items of a value, and counts each one as a step."""
     if type(value) not in _ITERABLE:
         raise type_error(f"{kind_of(value)} has no items.")
     items: Iterator[Any] = iter(value)
@@ -40,7 +40,7 @@ def iterate(value: UserValue, meter: Meter) -> Iterator[UserValue]:
 
 
 def call_builtin(name: str, arguments: Sequence[UserValue], meter: Meter) -> UserValue:
-    """Calls one of Python's functions. The number of arguments is right."""
+    """Calls a builtin function. The type check has already checked the number of arguments."""
     first = arguments[0]
     match name:
         case "len":
@@ -109,7 +109,7 @@ def order_items(
     *,
     reverse: bool,
 ) -> UserValue:
-    """Returns the items in the order of their keys, or the one with the least or the largest key."""
+    """Sorts items by their keys, or returns the item with the smallest or the largest key."""
     check_ordered(name, keys, meter)
     places = range(len(items))
     if name == "sorted":

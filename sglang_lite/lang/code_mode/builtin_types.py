@@ -1,4 +1,4 @@
-"""Functions and methods of Python that a program may use, and the types of their results."""
+"""Builtin functions and methods that a program may use, and the types of their results."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sglang_lite.lang.code_mode.static_types import (
     widen,
 )
 
-# Least and most arguments, by name.
+# Minimum and maximum number of arguments of each function.
 BUILTINS: Final = {
     "len": (1, 1),
     "range": (1, 3),
@@ -38,11 +38,11 @@ BUILTINS: Final = {
     "float": (1, 1),
     "list": (1, 1),
 }
-# Those that take `key=`: a function of one argument, or a lambda.
+# Functions that take `key=`: a function of one argument, or a lambda.
 ORDERS: Final = ("min", "max", "sorted")
-# Those whose result can only be iterated over.
+# Functions whose result can only be iterated over.
 ITERATORS: Final = ("range", "enumerate", "zip")
-# By the kind of the object: least and most arguments.
+# Minimum and maximum number of arguments of each method, by the kind of the object.
 METHODS: Final = {
     "str": {
         "lower": (0, 0),
@@ -57,14 +57,16 @@ METHODS: Final = {
     "list": {"append": (1, 1)},
     "dict": {"get": (1, 2), "keys": (0, 0), "values": (0, 0), "items": (0, 0)},
 }
-# Those whose result can only be iterated over, too.
+# Methods whose result can only be iterated over.
 VIEWS: Final = ("keys", "values", "items")
 METHOD_NAMES: Final = frozenset(name for names in METHODS.values() for name in names)
 _NUMBERS: Final = frozenset(["bool", "int", "float"])
 
 
 def item_type(found: StaticType) -> StaticType | None:
-    """Returns the type of the items that iterating over a type gives, or None if it has none."""
+    """Returns the type of the items of a value that is iterated over, or None if values of the type
+    can't be iterated over.
+    """
     items = []
     for each in map(widen, found.options()):
         match each.kind:
@@ -90,12 +92,16 @@ def is_text(found: StaticType) -> bool:
 
 
 def can_be_text(found: StaticType) -> bool:
-    """Returns whether values may be written into a text. Records may not: their fields are."""
+    """Returns True if values of a type may be written into a text. Records may not: a program
+    writes their fields instead.
+    """
     return all(each.kind not in ("record", "iterable") for each in found.options())
 
 
 def result_of_builtin(name: str, arguments: Sequence[StaticType]) -> StaticType | str:
-    """Returns the type of a call of one of Python's functions, or what is wrong with it."""
+    """Returns the result type of a call of a builtin function, or a text that says what is wrong
+    with the call.
+    """
     first = widen(arguments[0])
     kinds = {each.kind for each in first.options()}
     match name:
@@ -166,7 +172,7 @@ def _result_of_iterating(name: str, arguments: Sequence[StaticType]) -> StaticTy
 
 
 def check_order(name: str, item: StaticType) -> StaticType | str:
-    """Returns a type whose values have an order, or what is wrong with it."""
+    """Returns the type `item` if its values can be ordered, else a text that says why not."""
     if is_number(item) or is_text(item):
         return item
     return f"{name}() compares numbers, or texts, not {item}."
@@ -175,8 +181,8 @@ def check_order(name: str, item: StaticType) -> StaticType | str:
 def result_of_method(
     owner: StaticType, name: str, arguments: Sequence[StaticType]
 ) -> StaticType | str:
-    """Returns the type of a call of a method, or what is wrong with it. The number of arguments is
-    right for each kind of object with such a method.
+    """Returns the result type of a method call, or a text that says what is wrong with the call.
+    The caller has checked the number of arguments for each kind of object with such a method.
     """
     found = widen(owner)
     if found.kind == "any":

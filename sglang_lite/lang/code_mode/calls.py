@@ -1,5 +1,5 @@
-"""Calls of the caller's functions by a program: their arguments are checked, they run within their
-limits, and each is recorded.
+"""Makes a program's calls of the caller's functions: checks the arguments, runs the calls within
+their limits, and records them.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from sglang_lite.protocol.anything import Json, UserValue
 from sglang_lite.protocol.run_log import CallDecision, LoggedResult
 
 _CURE: Final = "Give other arguments, or use another function."
-_MAX_ERRORS: Final = 3  # of the arguments of a call that the model is told
-_MAX_SHOWN: Final = 100  # characters of each part of them
+_MAX_ERRORS: Final = 3  # errors about a call's arguments that the model is told
+_MAX_SHOWN: Final = 100  # characters of an error's location, and of its message
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +53,9 @@ class CodeCall:
         tool: name of the function in the program.
         line: line of the program.
         arguments: arguments by name, with defaults, as JSON.
-        result: the result as the program has it, if it is plain data; None if not, or if it failed.
+        result: the result as the program sees it; None if it is not plain data, or the call failed.
         replayable: whether `result` is the whole result.
-        error: what the model reads of a failure, or None.
+        error: error message for the model, or None if the call succeeded.
         started, ended: `time.perf_counter()` at its beginning and end.
     """
 
@@ -92,12 +92,12 @@ class CallStore(Protocol):
     """Stores the calls of a program, one at a time, so that none is made twice."""
 
     def reach_call(self, tool: str, arguments: Json) -> LoggedResult | CallDecision | None:
-        """Goes on to the next call. Returns its result or what was decided about it, if one of them
-        is known.
+        """Advances to the next call. Returns the call's known result, or else the decision about
+        it, or None if neither is known.
         """
 
     def begin(self, tool: str, arguments: Json) -> AbstractContextManager[None]:
-        """Stores that the call is about to be made, in the `with` block."""
+        """Stores that the call made in the `with` block begins."""
 
     def add_result(self, result: Json, error: str | None, *, raised: bool = False) -> None:
         """Stores the result of the call, or its failure."""
@@ -113,9 +113,10 @@ class CallMaker:
         tools: the functions.
         runner: runs them.
         meter: counts the calls.
-        policy: what happens to failures, as in `use_tools`.
-        recorded: results of the calls of an earlier run of the program, which are not made again.
-        note: is told of each call before it is made, and after it with its record.
+        policy: how failures are handled, like `on_tool_error` in `use_tools`.
+        recorded: calls of an earlier run of the program, which are not made again.
+        note: function called with each call before it is made, and again with the call's record
+            afterwards.
         made: list to which the calls are added.
         log: log of the calls, or None.
     """
@@ -165,14 +166,14 @@ class CallMaker:
                 value = reader.read(result)
             except ProgramFault as raised:
                 fault, error = raised, raised.problem
-            except Exception as raised:  # fields of objects may be computed, and raise anything
+            except Exception as raised:  # a field may be a property that raises anything
                 error = f"its result can't be read: {describe_failure(raised)}"
         plain = error is None and is_plain(value)
         record = CodeCall(
             name,
             line,
             given,
-            deepcopy(value) if plain else None,  # the program may change its own
+            deepcopy(value) if plain else None,  # the program may change its value
             plain or error is not None,
             error,
             started,
@@ -188,14 +189,15 @@ class CallMaker:
         return value
 
     def _find_result(self, tool: ToolSignature, given: Json) -> tuple[UserValue, str | None] | None:
-        """Returns the result and the failure of a call that is not made again, or None.
+        """Returns the known result and error message of a call, which is then not made. Returns
+        None if the call has to be made.
 
         Args:
-            given: its arguments.
+            given: arguments of the call.
 
         Raises:
-            ResumeError: the log has another call in its place.
-            ToolError: the call's failure was raised in the program of the caller.
+            ResumeError: the log has a different call at this position.
+            ToolError: according to the log, the call has already failed with a ToolError.
         """
         if self._log is None:
             kept = self._recorded.pop(0) if self._recorded else None
@@ -215,10 +217,10 @@ class CallMaker:
         return read_given_result(tool.function, logged.text), None
 
     def _run(self, call: ToolCall, given: Json) -> tuple[UserValue, str | None]:
-        """Runs a call. Returns its result, and what the model reads if it fails.
+        """Runs a call. Returns its result, and the error message for the model if it failed.
 
         Args:
-            given: its arguments as JSON.
+            given: arguments of the call as JSON.
         """
         if takes_key(call.function):
             key = uuid.uuid4().hex if self._log is None else self._log.make_key()
@@ -259,7 +261,9 @@ class CallMaker:
     def _read_arguments(
         self, tool: ToolSignature, arguments: Sequence[UserValue], named: Mapping[str, UserValue]
     ) -> ToolCall:
-        """Returns the call with arguments as the function takes them."""
+        """Checks the arguments of a call, and returns the call with the values that the function
+        takes. Raises ProgramFault if an argument is not valid.
+        """
         names = [each.name for each in tool.parameters]
         if (
             len(arguments) > (len(names) if tool.positional else 0)
@@ -287,8 +291,8 @@ class CallMaker:
     def _validate(
         self, tool: ToolSignature, plain: dict[str, UserValue], *, objects: bool
     ) -> dict[str, UserValue]:
-        """Returns arguments as values of the annotated types. Nothing is converted but what JSON
-        can't write: texts of dates, dicts of models.
+        """Converts arguments to values of the annotated types. Converts only to types that JSON
+        lacks: texts to dates, dicts to models.
         """
         if objects:
             from pydantic import ValidationError
@@ -309,8 +313,9 @@ class CallMaker:
 
 
 def read_given_result(function: Callable[..., UserValue], text: str) -> UserValue:
-    """Returns the result of a call that somebody has given as text, as the function returns it:
-    JSON, or the text itself. Raises ValueError if it does not fit the function's annotation.
+    """Reads a call's result that the user has supplied as text. The text is parsed as JSON, or else
+    taken as the result itself. Raises ValueError if the result does not fit the function's
+    annotation.
     """
     from pydantic import TypeAdapter, ValidationError
 
@@ -336,7 +341,7 @@ def _explain_invalid(error: Exception) -> str:
 
 
 def _as_json(value: UserValue) -> Json:
-    """Returns a value as JSON; what can't be written becomes text."""
+    """Converts a value to JSON data. Replaces objects that JSON lacks with their `repr`."""
     try:
         return json.loads(json.dumps(value, default=repr))
     except (ValueError, TypeError, RecursionError):

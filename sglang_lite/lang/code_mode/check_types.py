@@ -1,4 +1,4 @@
-"""Checks the types of a program before anything of it runs."""
+"""Checks the types of a program before it runs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from sglang_lite.lang.code_mode.static_types import (
 from sglang_lite.lang.code_mode.tool_signatures import ToolSignature
 
 _Env: TypeAlias = Types
-_MAX_ROUNDS: Final = 4  # of a loop; then types that still change can be anything
+_MAX_ROUNDS: Final = 4  # checks of a loop's body, after which types that still change become "any"
 
 
 def check_types(tree: ast.Module, tools: Mapping[str, ToolSignature], text: str) -> None:
-    """Checks a program of the right form.
+    """Checks the types of a program that `parse_program` has accepted.
 
     Raises:
         CodeError: a call has wrong arguments, a variable may be unset, an operation is not possible
@@ -41,8 +41,8 @@ def check_types(tree: ast.Module, tools: Mapping[str, ToolSignature], text: str)
 
 
 class _TypeChecker:
-    """Follows a program's statements with the types of its variables. A block's result is their types
-    after it, or None if it always returns.
+    """Checker that infers the types of a program's variables, statement by statement. Checking a
+    block gives the types of the variables after it, or None if the block always returns.
     """
 
     def __init__(self, tools: Mapping[str, ToolSignature], text: str) -> None:
@@ -152,7 +152,7 @@ def _note_append(call: ast.expr, types: ExpressionTypes, env: _Env) -> _Env:
 def _with_item(
     owner: StaticType, key: ast.expr, value: StaticType, types: ExpressionTypes, env: _Env
 ) -> StaticType:
-    """Returns the type of a list or dict after an item of it was set."""
+    """Returns the type of a list or dict after one of its items was set."""
     if owner.kind == "list":
         return list_of(join_types([*owner.items, value]))
     if owner.kind == "object" and isinstance(key, ast.Constant) and isinstance(key.value, str):

@@ -49,7 +49,7 @@ return count
 
 @dataclass(frozen=True, slots=True)
 class CheckedProgram:
-    """Program that is valid, and whose types fit."""
+    """Program whose form and types have been checked."""
 
     tree: ast.Module
     text: str
@@ -61,14 +61,14 @@ class CodeTools:
 
     Args:
         tools: functions with annotated parameters, or tools of MCP servers, as in `gen(tools=…)`.
-        max_steps: steps that a program may take: statements, expressions, items of loops.
-        max_memory: items and characters of all values that it makes.
-        max_calls: calls that it may make.
-        max_result: items and characters of what one call returns.
-        tool_timeout: seconds of a call; None for no limit. As in `use_tools`.
-        on_tool_error: what happens if a function raises an exception: "show" tells the model, if the
-            generation may be tried again; "raise" raises a ToolError; a function gets the ToolCall
-            and the exception, and returns the text for the model.
+        max_steps: maximum number of steps; each statement, expression and loop item is a step.
+        max_memory: maximum number of items and characters in all values that a program creates.
+        max_calls: maximum number of calls.
+        max_result: maximum number of items and characters in the result of one call.
+        tool_timeout: seconds that a call may take, like in `use_tools`; None for no limit.
+        on_tool_error: what happens if a function raises an exception. "show" shows it to the model
+            if the generation has attempts left. "raise" raises a ToolError. A function gets the
+            ToolCall and the exception, and returns the text for the model.
 
     Raises:
         ParameterError: a function can't be called by a program: it has `*args`, a parameter without
@@ -147,7 +147,7 @@ class CodeTools:
             program: the program.
             stopped: set by another thread to end the program.
             made: list to which the calls are added as they are made.
-            note: as in CallMaker.
+            note: like in CallMaker.
             recorded: calls of an earlier run of the program, which are not made again.
             log: log of the calls, or None.
 

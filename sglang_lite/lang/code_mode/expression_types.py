@@ -1,4 +1,4 @@
-"""Types of the expressions of a program, and what is wrong with them."""
+"""Infers the types of a program's expressions, and reports type errors."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from sglang_lite.lang.code_mode.static_types import (
 )
 from sglang_lite.lang.code_mode.tool_signatures import ToolSignature
 
-Types: TypeAlias = Mapping[str, StaticType]  # of the variables that are set
+Types: TypeAlias = Mapping[str, StaticType]  # types of the variables that are set
 
 _SIGNS = {
     ast.Add: "+",
@@ -58,8 +58,8 @@ _SIGNS = {
 }
 _KEYS = ("str", "int", "bool", "float", "none", "any", "never")
 
-_MAX_STEPS: Final = 100_000  # expressions and statements that are checked, each time counted
-_MAX_SHOWN: Final = 400  # characters of an error, in which types may be long
+_MAX_STEPS: Final = 100_000  # checks of expressions and statements, repeated ones included
+_MAX_SHOWN: Final = 400  # characters of an error message, which may contain long types
 
 
 class ExpressionTypes:
@@ -77,7 +77,7 @@ class ExpressionTypes:
         self._unset: set[str] = set()  # variables that only some paths set
 
     def error(self, where: ast.expr | ast.stmt | int, problem: str, cure: str) -> CodeError:
-        """Returns the error for what is wrong at an expression or line."""
+        """Returns an error about an expression, a statement or a line."""
         line = where if isinstance(where, int) else where.lineno
         if len(problem) > _MAX_SHOWN:
             problem = f"{problem[:_MAX_SHOWN]}…"
@@ -90,7 +90,9 @@ class ExpressionTypes:
         self._unset.update(names)
 
     def value_type(self, node: ast.expr, env: Types) -> StaticType:
-        """Returns the type of an expression whose value is kept or read."""
+        """Returns the type of an expression. Raises CodeError if its values can only be iterated
+        over.
+        """
         found = self.type_of(node, env)
         if found.kind == "iterable":
             raise self.error(node, "this can only be iterated over.", "Make a list of it: list(…).")
@@ -131,8 +133,8 @@ class ExpressionTypes:
         return limit_size(self._find_type(node, env))
 
     def count_steps(self, node: ast.expr | ast.stmt, count: int = 1) -> None:
-        """Counts parts of the program that are checked: nested loops are checked several times each.
-        Raises CodeError if there were too many.
+        """Counts the checks of expressions and statements, since those in nested loops are checked
+        many times. Raises CodeError if there were too many.
         """
         self._steps += count
         if self._steps > _MAX_STEPS:
@@ -307,7 +309,9 @@ class ExpressionTypes:
                 )
 
     def narrow(self, test: ast.expr, env: Types, *, holds: bool) -> Types:
-        """Returns the types of variables where a test holds, or where it does not."""
+        """Returns the types that variables have if a test succeeds, or with `holds=False` if it
+        fails.
+        """
         match test:
             case ast.UnaryOp(op=ast.Not(), operand=operand):
                 return self.narrow(operand, env, holds=not holds)
@@ -513,7 +517,7 @@ class ExpressionTypes:
 
 
 def _item_of_tuple(items: tuple[StaticType, ...], key: StaticType) -> StaticType:
-    """Returns the type of a tuple's item, whose place is known if it is a literal."""
+    """Returns the type of a tuple's item. Without a literal index, joins the types of all items."""
     size = len(items)
     if key.kind == "literal" and all(-size <= place < size for place in key.values):
         return join_types(items[place] for place in key.values)

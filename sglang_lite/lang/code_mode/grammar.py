@@ -1,8 +1,9 @@
 """Writes the grammar of programs over some functions, in Lark's syntax.
 
-Blocks are indented, which no context-free grammar can count, so there is a set of rules for each of
-the few depths. Arguments are literals of the parameter's type, or expressions that begin with no
-literal. What a grammar can't know (which variables are set, and their types) is left to check_types.py.
+A context-free grammar can't count indentation, so each of the few depths of nested blocks has its
+own set of rules. Arguments are literals of the parameter's type, or expressions that don't begin
+with a literal. A grammar can't know which variables are set, or their types; check_types.py checks
+both.
 """
 
 from __future__ import annotations
@@ -84,8 +85,9 @@ STRING: /"([^"\\\n]|\\["'nt\\])*"|'([^'\\\n]|\\["'nt\\])*'/
 FSTRING: /f"([^"\\\n{}]|\\["'nt\\]|\{PLACE(:SPEC)?\})*"/
 WORD: /[a-z_][a-z0-9_]{0,39}/
 """
-# A model that wants one of these statements, or a sentence, must not find itself in the middle of a name
-# that only begins like it: it would never come out. So no name begins with one, or has a capital letter.
+# Names may not begin with one of these words, or contain capital letters. Otherwise, a model that
+# tries to write such a statement, or a sentence, would find it accepted as the beginning of a name,
+# and would have to continue a name that it did not want.
 _STARTS: Final = [
     "def",
     "import",
@@ -97,7 +99,7 @@ _STARTS: Final = [
     "lambda",
     "raise",
 ]
-# What an f-string may have between braces: a variable, with fields, items and one operation.
+# Allowed between the braces of an f-string: a variable, with fields, items and one operation.
 _PLACE: Final = (
     r"(len\([a-z][a-z0-9_]*\)|[a-z][a-z0-9_]*(\.[a-zA-Z][a-zA-Z0-9_]*|\['[^'\"\\\n\]]+'\]|\[[0-9]{1,6}\])*"
     r"( [-+*\/] ([a-z][a-z0-9_]*|[0-9]{1,9}))?)"
@@ -113,7 +115,7 @@ def write_grammar(tools: Mapping[str, ToolSignature]) -> str:
     text = text.replace("PLACE", _PLACE).replace("SPEC", _SPEC)
     starts = [f"{each}[a-z0-9_]*" for each in _STARTS]
     names = "|".join([*tools, *BUILTINS, *keyword.kwlist, *starts])
-    # a name that is not one of these
+    # a NAME may be none of `names`
     keys = [name for name, tool in tools.items() if tool.takes_one()]
     functions = "|".join(["len", "abs", "str", "int", "float", *keys])
     lines = [
@@ -131,7 +133,7 @@ def write_grammar(tools: Mapping[str, ToolSignature]) -> str:
 
 
 def _find_fields(tools: Mapping[str, ToolSignature]) -> str:
-    """Returns the terminal of the fields that results may have; "" if they have none."""
+    """Returns the terminal for the fields that results may have, or "" if no result has fields."""
     names: set[str] = set()
     anything = False
     waiting = [tool.result for tool in tools.values()]
@@ -147,12 +149,12 @@ def _find_fields(tools: Mapping[str, ToolSignature]) -> str:
 
 
 def _write_blocks() -> Iterable[str]:
-    """Yields the rules of statements. `line_2` is a line in two blocks, `end_2` are lines of which the
-    last returns in any case.
+    """Yields the rules of statements. `line_2` is a statement inside two blocks. `end_2` is one
+    that returns on every path.
     """
     yield 'start: body | "```python\\n" body "\\n```"'
     yield "body: line_0* end_0"
-    # what may stand before a statement: an empty line, and comments
+    # an empty line and comments, which may precede a statement
     yield r"GAP_0: /(\n?#[^\n]+\n){1,3}\n?|\n/"
     yield r"ASSIGN: / (=|\+=|-=|\*=|\/=) /"
     yield "action: NAME changed | call"
@@ -177,8 +179,8 @@ def _write_blocks() -> Iterable[str]:
 
 
 def _write_inner_blocks(depth: int, gap: str) -> Iterable[str]:
-    """Yields the rules of blocks inside a block. What follows a gap is a rule of its own, so that the
-    gap is read by itself.
+    """Yields the rules of blocks inside a block. The text after a gap has a separate rule, so that
+    the gap is parsed separately.
     """
     gap = gap if depth else ""
     block = f'":\\n" block_{depth + 1}'
@@ -203,14 +205,15 @@ class _GrammarWriter:
         self._calls = 0
 
     def write_call(self, tool: ToolSignature) -> str:
-        """Returns the name of the rule for the calls of a function."""
+        """Writes the rules for calls of a function, and returns the name of the first rule."""
         rule = f"tool_{self._calls}"
         self._calls += 1
         parameters = tool.parameters
         values = [self._write_value(each.type) for each in parameters]
         count = len(parameters)
-        # named_2: arguments by name from the third one on, each after a comma; first_2: the same, of
-        # which the first has no comma; next_2: what may follow two arguments without names
+        # named_2: keyword arguments from the third parameter on, each after a comma
+        # first_2: the same, but without the first comma
+        # next_2: the text after two positional arguments
         self.rules.append(f'{rule}_named_{count}: ""')
         for i in reversed(range(count)):
             optional = not parameters[i].required
@@ -248,7 +251,7 @@ class _GrammarWriter:
         self.rules.append(f'{rule}: "{tool.name}(" ({" | ".join(inside)}) ")"')
 
     def _write_value(self, kind: StaticType) -> str:
-        """Returns the name of the rule for arguments of a type."""
+        """Writes the rules for arguments of a type, and returns the name of the first rule."""
         if kind not in self._names:
             name = self._names[kind] = f"value_{len(self._names)}"
             self.rules.append(f"{name}: {' | '.join(self._list_values(kind))}")
@@ -285,7 +288,9 @@ class _GrammarWriter:
         return ["expr"]
 
     def _write_members(self, kind: StaticType) -> str:
-        """Returns a dict with the members of an object, in their order."""
+        """Writes the rules for the members of an object, in their order. Returns the right-hand
+        side of a rule for the whole dict.
+        """
         rule = f"members_{len(self.rules)}_{len(self._names)}"
         members = [(json.dumps(name), name, self._write_value(each)) for name, each in kind.fields]
         count = len(members)

@@ -1,5 +1,5 @@
-"""Runs a program by walking its tree. Nothing of it is executed by Python itself, and it has no names
-but its own variables, the caller's functions and those of builtin_calls.py.
+"""Runs a program by walking its syntax tree. Python itself executes none of the program. A program
+can only use its own variables, the caller's functions and the functions in builtin_calls.py.
 """
 
 from __future__ import annotations
@@ -69,7 +69,8 @@ class ProgramInterpreter:
         """Runs the program and returns its result.
 
         Raises:
-            CodeError: the program fails or goes over a limit. Its line is that of the statement.
+            CodeError: the program fails or exceeds a limit. The error has the line of the failing
+                statement.
         """
         try:
             result = self._run_block(tree.body, {})
@@ -235,7 +236,7 @@ class ProgramInterpreter:
         raise AssertionError(node)
 
     def _comprehend(self, part: ast.comprehension, env: _Env) -> Iterator[_Env]:
-        """Yields the variables of each item of a comprehension."""
+        """Yields the variables for each item of a comprehension."""
         source = self._evaluate(part.iter, env)
         inside = dict(env)
         for item in iterate(source, self._meter):

@@ -1,4 +1,4 @@
-"""Limits of a program, and what counts against them."""
+"""Limits of a program, and the meter that checks them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import threading
 from dataclasses import dataclass
 from typing import Final
 
-MAX_DEPTH: Final = 50  # of lists and dicts inside each other
-MAX_BITS: Final = 4096  # of a whole number
+MAX_DEPTH: Final = 50  # levels of nested lists and dicts
+MAX_BITS: Final = 4096  # bits of a whole number
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,12 +22,12 @@ class CodeLimits:
 
 
 class ProgramFault(Exception):  # noqa: N818 # it becomes a CodeError, which has the line
-    """What a program does wrong while it runs.
+    """Raised if a program does something wrong while it runs.
 
     Args:
-        kind: as in CodeError.
+        kind: like in CodeError.
         problem: what was wrong.
-        cure: what to do.
+        cure: hint for fixing it.
     """
 
     def __init__(self, kind: str, problem: str, cure: str) -> None:
@@ -38,7 +38,7 @@ class ProgramFault(Exception):  # noqa: N818 # it becomes a CodeError, which has
 
 
 class Meter:
-    """Counts what a program uses.
+    """Counter of a program's steps, memory and calls.
 
     Args:
         limits: the limits.
@@ -86,7 +86,7 @@ class Meter:
 
 
 def check_int(value: int) -> int:
-    """Returns a whole number. Raises ProgramFault if it is too large."""
+    """Returns `value` itself. Raises ProgramFault if it is too large."""
     if value.bit_length() > MAX_BITS:
         raise ProgramFault(
             "limit", f"a number has more than {MAX_BITS} bits.", "Compute with smaller numbers."

@@ -1,4 +1,4 @@
-"""Operations on the values of a running program, each bounded before it is done."""
+"""Executes operations on the values of a running program, within its limits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from sglang_lite.lang.code_mode.values import KEY_TYPES, ObjectValue, are_equal,
 from sglang_lite.protocol.anything import UserValue
 
 _NUMBERS = (int, float, bool)
-_MAX_DIGITS: Final = 1000  # of a text that is read as a number
-_MAX_SHOWN: Final = 200  # characters of Python's own message
+_MAX_DIGITS: Final = 1000  # characters of a text that is converted to a number
+_MAX_SHOWN: Final = 200  # characters of a Python error's message
 _ARITHMETIC: Final[dict[type, Callable[[Any, Any], Any]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -44,7 +44,7 @@ def kind_of(value: UserValue) -> str:
 
 
 def do_safely(work: Callable[[], UserValue]) -> UserValue:
-    """Does some work, and raises ProgramFault for an error that Python raises."""
+    """Calls `work` and returns its result. Raises ProgramFault instead of Python's errors."""
     try:
         return work()
     except _PYTHON_ERRORS as error:
@@ -52,7 +52,7 @@ def do_safely(work: Callable[[], UserValue]) -> UserValue:
 
 
 def python_fault(error: Exception) -> ProgramFault:
-    """Returns the error for one that Python raised."""
+    """Converts an error that Python raised to a ProgramFault."""
     name = type(error).__name__
     return ProgramFault(name, f"{name}: {error!s:.{_MAX_SHOWN}}.", "Check the values before.")
 
@@ -102,7 +102,7 @@ def negate(op: ast.unaryop, value: UserValue) -> UserValue:
 
 
 def is_true(value: UserValue) -> bool:
-    """Returns whether a value counts as true. Objects of the caller's classes do."""
+    """Returns whether a value counts as true. Objects of the caller's classes always do."""
     return True if isinstance(value, ObjectValue) else bool(value)
 
 
@@ -140,7 +140,7 @@ def _contains(owner: UserValue, value: UserValue, meter: Meter) -> bool:
 
 
 def check_key(key: UserValue) -> UserValue:
-    """Returns a key of a dict. Raises ProgramFault if it can't be one."""
+    """Returns `key` itself. Raises ProgramFault if it can't be a key of a dict."""
     if type(key) not in KEY_TYPES:
         raise type_error(f"{kind_of(key)} can't be a key.")
     return key
@@ -158,7 +158,7 @@ def get_item(owner: UserValue, key: UserValue) -> UserValue:
 
 
 def set_item(owner: UserValue, key: UserValue, value: UserValue, meter: Meter) -> None:
-    """Does `owner[key] = value`."""
+    """Executes `owner[key] = value`."""
     meter.count_memory(1)
     if isinstance(owner, dict):
         owner[check_key(key)] = value
@@ -192,7 +192,7 @@ def get_field(owner: UserValue, name: str) -> UserValue:
 
 
 def format_value(value: UserValue, spec: str, meter: Meter) -> str:
-    """Returns the text of a value in an f-string. The format is known to be a short one."""
+    """Returns the text of a value in an f-string. `spec` was already checked to be short."""
     if not spec:
         return as_text(value, meter)
     if not isinstance(value, (*_NUMBERS, str)):
@@ -213,8 +213,8 @@ def read_number(name: str, value: UserValue) -> UserValue:
 
 
 def check_ordered(name: str, values: Sequence[UserValue], meter: Meter) -> None:
-    """Counts the characters that Python may compare to order values. Raises ProgramFault if they are
-    neither all numbers nor all texts.
+    """Counts the characters that Python may compare to order values. Raises ProgramFault unless the
+    values are all numbers or all texts.
     """
     if all(isinstance(each, _NUMBERS) for each in values):
         return

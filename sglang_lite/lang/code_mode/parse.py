@@ -1,4 +1,4 @@
-"""Parses a model's program, and refuses what is not in its part of Python."""
+"""Parses a model's program, and rejects everything outside the supported subset of Python."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sglang_lite.errors import CodeError
 from sglang_lite.lang.code_mode.builtin_types import BUILTINS, METHOD_NAMES, ORDERS
 from sglang_lite.lang.code_mode.limits import MAX_BITS
 
-MAX_CHARACTERS: Final = 20_000  # of a program
-MAX_NESTING: Final = 60  # of statements and expressions
+MAX_CHARACTERS: Final = 20_000  # characters of a program
+MAX_NESTING: Final = 60  # levels of nested statements and expressions
 MAX_POWER: Final = 64
 _FENCE: Final = re.compile(r"\s*```[a-z]*[ \t]*\n(.*?)\n?```\s*", re.DOTALL)
 _FORMAT: Final = re.compile(r"[<>^]?0?[0-9]{0,2},?(?:\.[0-9]{1,2})?[defgs%]?")
@@ -94,7 +94,7 @@ _SUBSET: Final = (
 
 
 def strip_fence(text: str) -> str:
-    """Returns a program without the fence of Markdown around it, if it has one."""
+    """Returns a program without the Markdown fence around it, if there is one."""
     found = _FENCE.fullmatch(text)
     return text if found is None else found[1]
 
@@ -107,7 +107,7 @@ def parse_program(text: str, tools: Container[str]) -> ast.Module:
         tools: names of the functions that it may call.
 
     Raises:
-        CodeError: it is not Python, or has something that programs may not have.
+        CodeError: the text is not Python, or uses something outside the supported subset.
     """
     source = strip_fence(text)
     if len(source) > MAX_CHARACTERS:
@@ -119,7 +119,7 @@ def parse_program(text: str, tools: Container[str]) -> ast.Module:
         )
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of Python, about texts with odd escapes
+            warnings.simplefilter("ignore")  # Python warns about odd escapes in texts
             tree = ast.parse(source)
     except SyntaxError as error:
         problem = f"SyntaxError: {error.msg}."
@@ -134,7 +134,7 @@ def parse_program(text: str, tools: Container[str]) -> ast.Module:
 
 
 class _OrderNormalizer(ast.NodeTransformer):
-    """Writes the function of `max(…, key=function)` as a lambda that calls it."""
+    """Replaces the function in `max(…, key=function)` with a lambda that calls the function."""
 
     def visit_Call(self, node: ast.Call) -> ast.Call:
         self.generic_visit(node)
@@ -188,7 +188,7 @@ def _check_node(
 
 
 def _find_problem(node: ast.AST, parent: ast.AST, tools: Container[str]) -> tuple[str, str] | None:
-    """Returns what is wrong with a node itself, and a cure."""
+    """Returns a problem of a node itself and a hint for fixing it, or None if there is none."""
     if type(node) not in _ALLOWED:
         name = type(node).__name__
         return f"a program can't have {_WORDS.get(name, name.lower())!r}.", _SUBSET
@@ -307,7 +307,7 @@ def _find_attribute_problem(
 
 
 def _find_set_problem(name: str, tools: Container[str]) -> tuple[str, str] | None:
-    """Returns what is wrong with a variable's name."""
+    """Returns a problem of a variable's name and a hint for fixing it, or None if there is none."""
     if name.startswith("__"):
         return f"the name {name!r} can't be used.", "Use names without underscores in front."
     if name in BUILTINS or name in tools:

@@ -34,9 +34,9 @@ TypeKind: TypeAlias = Literal[
     "value",
     "union",
 ]
-_MAX_DEPTH: Final = 8  # of a type; what is nested more deeply can be anything
+_MAX_DEPTH: Final = 8  # levels of nested types; a type nested more deeply becomes "any"
 
-# Of a type that a program builds, by putting values into lists and dicts:
+# Limits of a type that a program builds by putting values into lists and dicts:
 _MAX_LEVELS: Final = 20
 _MAX_PARTS: Final = 500
 
@@ -46,9 +46,10 @@ class StaticType:
     """Type of an expression.
 
     Attributes:
-        kind: "literal" is one of some constants. "dict" has keys and values of one type each,
-            "object" has known keys. "record" is an object of a class with known fields, "value" one
-            of any other class. "iterable" can only be iterated over.
+        kind: a "literal" is one of several constants. A "dict" has keys of one type and values of
+            one type; an "object" is a dict with known keys. A "record" is an object of a class with
+            known fields, a "value" an object of any other class. An "iterable" can only be iterated
+            over.
         items: types of the items of a list, tuple, iterable, of the keys and values of a dict, or
             of the alternatives of a union.
         fields: types of the values of an object, or of the fields of a record.
@@ -172,15 +173,15 @@ def without_none(found: StaticType) -> StaticType:
 
 
 def limit_size(found: StaticType) -> StaticType:
-    """Returns a type that a program builds, or one that says less if it is too large to work with."""
+    """Returns a type that a program builds, or a less precise type if it is too large to check."""
     if (not found.items and not found.fields) or _count_parts(found, 0) <= _MAX_PARTS:
         return found
     return iterable_of(ANY) if found.kind == "iterable" else ANY
 
 
 def _count_parts(found: StaticType, depth: int) -> int:
-    """Returns how many types a type has inside, or more than the limit if they are too deep."""
-    if found.kind == "record":  # what a function returns has a limit of its own
+    """Counts the types inside a type. Returns more than the limit if the nesting is too deep."""
+    if found.kind == "record":  # the size of a function's result type is limited elsewhere
         return 1
     if depth > _MAX_LEVELS:
         return _MAX_PARTS + 1
@@ -197,8 +198,8 @@ def may_be_none(found: StaticType) -> bool:
 
 
 def fits(source: StaticType, target: StaticType) -> bool:
-    """Returns True if values of a type may be given where another is wanted. What only a value
-    shows (its length, its class) is left to the call.
+    """Returns True if values of the type `source` are accepted where `target` is expected. Lengths
+    and classes are known only of values, so they are checked when a call is made.
     """
     if "any" in (source.kind, target.kind) or source.kind == "never":
         return True
@@ -249,7 +250,7 @@ def _fits_container(source: StaticType, target: StaticType) -> bool:
 
 
 def type_of_result(function: Callable[..., UserValue]) -> StaticType:
-    """Returns the type of what a function returns; any type if it has no annotation."""
+    """Returns the type of a function's results; "any" if the function has no annotation."""
     try:
         found = inspect.get_annotations(function, eval_str=True).get("return", Any)
     except (NameError, TypeError, AttributeError, SyntaxError):
@@ -340,8 +341,8 @@ def type_of_schema(
 
     Args:
         shared: a schema with the definitions (`$defs`) that it refers to.
-        known: types of definitions, to which those that are found are added. A definition inside
-            itself can then be anything, and each is only read once.
+        known: types of the definitions read so far. Newly read ones are added, so that each is read
+            only once. Where a definition contains itself, its type is "any".
     """
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH or "allOf" in schema:
         return ANY
@@ -387,7 +388,7 @@ def _type_of_object(
 
 
 def resolve_reference(reference: str, shared: Mapping[str, UserValue]) -> Json:
-    """Returns the schema that a reference within a document points to, or None for others."""
+    """Returns the schema that a reference within a document points to, or None if there is none."""
     found: Any = shared
     for name in reference.removeprefix("#/").split("/"):
         if not isinstance(found, Mapping) or name not in found:

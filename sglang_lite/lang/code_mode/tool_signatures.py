@@ -124,7 +124,7 @@ def _type_of_results(function: Callable[..., UserValue]) -> StaticType:
 
 
 def _check_parameters(function: Callable[..., UserValue], where: Location | None) -> None:
-    """Raises ParameterError if a program can't call a function, which names its place."""
+    """Raises ParameterError with the function's location if a program can't call the function."""
     name = f"{getattr(function, '__name__', repr(function))}{place_of_function(function)}"
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ParameterError(

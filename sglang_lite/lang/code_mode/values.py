@@ -1,5 +1,5 @@
-"""Values of a running program: plain data, and objects of the caller's classes, of which a program
-sees at most the fields.
+"""Values of a running program: plain data, and objects of the caller's classes. A program sees at
+most the fields of such an object.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ObjectValue:
 
     Attributes:
         original: the object.
-        fields: its fields, as values of the program; None if it has none that are known.
+        fields: the object's fields, as values of the program; None if they are not known.
     """
 
     original: UserValue
@@ -42,7 +42,7 @@ class ObjectValue:
 
 
 class ResultReader:
-    """Makes values of a program of what a function returns. Lists and dicts are copied.
+    """Converter of a function's results to values of a program. Copies lists and dicts.
 
     Args:
         meter: counts the items and characters.
@@ -55,7 +55,7 @@ class ResultReader:
         self._size = 0
 
     def read(self, value: UserValue, depth: int = 0) -> UserValue:
-        """Returns the value. Raises ProgramFault if a program can't have it."""
+        """Converts a value. Raises ProgramFault if programs can't have such values."""
         if depth > MAX_DEPTH:
             raise self._error(f"has values nested more than {MAX_DEPTH} times.")
         self._count(1)
@@ -110,8 +110,9 @@ class ResultReader:
 
 
 def original_value(value: UserValue, meter: Meter, depth: int = 0) -> UserValue:
-    """Returns a program's value as the caller's functions take it, with the objects themselves.
-    Lists and dicts are copied. Raises ProgramFault if it is too large.
+    """Converts a program's value to an argument for the caller's functions: replaces ObjectValues
+    with the original objects, and copies lists and dicts. Raises ProgramFault if the value is too
+    large.
     """
     if depth > MAX_DEPTH:
         raise ProgramFault(
@@ -128,7 +129,9 @@ def original_value(value: UserValue, meter: Meter, depth: int = 0) -> UserValue:
 
 
 def has_objects(value: UserValue) -> bool:
-    """Returns whether a value, whose size is known to be bounded, has objects of the caller's."""
+    """Returns True if a value contains objects of the caller's classes. The caller must know that
+    the value's size is bounded.
+    """
     if isinstance(value, dict):
         return any(map(has_objects, value.values()))
     if isinstance(value, list | tuple):
@@ -137,8 +140,8 @@ def has_objects(value: UserValue) -> bool:
 
 
 def is_plain(value: UserValue) -> bool:
-    """Returns whether a value, whose size is known to be bounded, is the same after it was saved as
-    JSON.
+    """Returns True if a value would not change by being saved as JSON and loaded again. The caller
+    must know that the value's size is bounded.
     """
     if isinstance(value, dict):
         return all(type(key) is str and is_plain(key) for key in value) and all(
@@ -149,7 +152,7 @@ def is_plain(value: UserValue) -> bool:
     if isinstance(value, str):
         return value.isascii() or value.encode("utf-8", "replace").decode() == value
     if type(value) is int:
-        return -(2**63) <= value < 2**64  # what files of runs can have
+        return -(2**63) <= value < 2**64  # integers that files of runs can store
     return value is None or isinstance(value, bool | float)
 
 
@@ -205,7 +208,7 @@ def are_equal(left: UserValue, right: UserValue, meter: Meter, depth: int = 0) -
                 is_same(a, b, meter, depth + 1) for a, b in zip(left, right)
             )
         case dict(), dict():
-            meter.count_steps(len(left) // 100)  # for the keys
+            meter.count_steps(len(left) // 100)  # comparing the keys takes time, too
             return left.keys() == right.keys() and all(
                 is_same(each, right[key], meter, depth + 1) for key, each in left.items()
             )
@@ -217,7 +220,7 @@ def are_equal(left: UserValue, right: UserValue, meter: Meter, depth: int = 0) -
 
 
 def is_same(left: UserValue, right: UserValue, meter: Meter, depth: int = 0) -> bool:
-    """Returns whether two items are identical or equal: how containers compare their items."""
+    """Returns True if two items are identical or equal, which is how containers compare items."""
     if left is right:
         meter.count_steps()
         return True

@@ -57,9 +57,7 @@ of_thread = _PoolOfThread()  # set by a pool of bodies on its own threads
 
 
 class Awaited(Protocol):
-    """Keeps track of what is known to have finished because someone has waited for a certain
-    variable.
-    """
+    """Records what is known to have finished once someone has waited for a certain variable."""
 
     def note(self, *, failed: bool = False) -> None:
         """Records that someone has waited for the variable, and received its value or, if `failed`,
@@ -85,8 +83,8 @@ class Variable:
         question: question that the node has answered, if its confidence was requested; else None.
         end_position: position in the branch's transcript directly after the node; None if no node
             of the branch made the variable.
-        awaited: what is known to be finished once someone has waited for the variable; None if
-            nothing is.
+        awaited: notified when someone has waited for the variable, to record what is then known to
+            have finished; None to record nothing.
         taken_away: True if the variable was already set or failed when an error replaced its
             result.
     """
@@ -175,8 +173,9 @@ class Variable:
         callback()
 
     def result(self) -> UserValue:
-        """Returns the value of a settled variable, or raises the error with which it failed: a
-        KeyboardInterrupt of a check or a tool as such, which `except Exception` does not catch.
+        """Returns the value of a settled variable, or raises the error with which it failed. A
+        KeyboardInterrupt of a check or a tool is raised unchanged, so `except Exception` does not
+        catch it.
         """
         if self._error is not None:
             failure = copy_as_sgl_error(self._error, self.where)
@@ -286,8 +285,8 @@ class TextLog:
     A piece is (text, metadata). The metadata is None if the backend gave none.
 
     Attributes:
-        awaited: what is known to be finished once someone has read the text to its end; None if
-            nothing is.
+        awaited: notified when someone has read the text to its end, to record what is then known to
+            have finished; None to record nothing.
     """
 
     def __init__(self) -> None:

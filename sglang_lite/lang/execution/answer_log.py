@@ -1,4 +1,4 @@
-"""Answers of nodes in the log of a run: they are added as they come, and a resumed run takes them."""
+"""Logs the answers of a run's nodes as they arrive. A resumed run reuses the logged answers."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _CONTEXT: Final = 40  # characters around a difference that an error shows
 
 
 class LoggedAnswers(Kept):
-    """Answers of a log that a resumed run takes.
+    """Logged answers, which a resumed run uses instead of asking the backend.
 
     Args:
         log: the log.
-        run: path of the run in it.
+        run: path of the run in the log.
     """
 
     def __init__(self, log: RunLog, run: str) -> None:
@@ -42,8 +42,8 @@ class LoggedAnswers(Kept):
 
 
 def digest_question(player: BasePlayer, op: AnswerOp) -> tuple[str, str] | None:
-    """Returns the digest of a node's question and the end of the text before it, if its answer has
-    to be logged, else None. The node's own text must not be in the transcript yet.
+    """Returns the digest of a node's question and the end of the text before the node. Returns None
+    if the node's answer need not be logged. The node's own text must not be in the transcript yet.
     """
     log = player.run.log
     if log is None or not op.in_body or (player.run.path, op.variable.node) in log.answers:
@@ -59,7 +59,7 @@ def log_answer(
     question: tuple[str, str] | None,
     results: Sequence[Generation | Selection],
 ) -> None:
-    """Logs the answer of a node, if `digest_question` has returned its question."""
+    """Logs the answer of a node, unless `digest_question` returned None for the node."""
     log = player.run.log
     if question is None or log is None:
         return
@@ -67,7 +67,7 @@ def log_answer(
         player.run.path, op.variable.node, op.node.name, *question, tuple(results)
     )
     log.add(record)
-    # calls of a program that began before the log
+    # calls that a program made before the log began
     log_recorded_calls(log, player.run.path, op.variable.node, results)
 
 

@@ -24,11 +24,11 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
     Attributes:
         turns: roles of the turns that have ended.
         role: role of the open turn, or None.
-        suffixes: texts that end the turns, the open one last; None where an earlier run's file
-            lacks it.
+        suffixes: text that ends each turn, with the open turn last; None for a turn whose text is
+            missing from an earlier run's file.
         grammar: the open grammar, or None.
         matcher: matcher of the open grammar while all of its text is known, else None.
-        compacted: whether the text began anew since the branch was forked.
+        compacted: whether the branch's text was replaced after the branch was forked.
     """
 
     turns: tuple[str, ...] = ()

@@ -128,7 +128,7 @@ class Branch:
         path: path of the branch in the program's tree: the fork's path and the branch's index in
             it.
         node_count: number of nodes so far. A node's path is its branch's path and its number.
-        planner: planner of its calls, or None if every node is a call of its own.
+        planner: planner of the branch's calls, or None if each node is called separately.
 
     Attributes:
         blocks: the turn and the grammar that are open.
@@ -410,8 +410,8 @@ class Branch:
         )
 
     def replace_text(self, text: FinishedText, compaction: Compaction | None = None) -> None:
-        """Replaces the text by a shorter one, with which it begins anew in the backend's cache. No
-        block may be open, and everything must have been executed.
+        """Replaces the text with a shorter one, which the backend treats as a new text. No turn,
+        grammar or scope may be open, and everything queued must have been executed.
         """
         before = self.player.pushed
         self.player.play_or_queue(ReplaceOp(text, compaction))
@@ -633,8 +633,8 @@ def _with_tools(own: SglGen, tools: Toolbox, backend: Backend) -> SglGen:
 
 
 def _with_grammar_of_code(own: SglGen, backend: Backend) -> SglGen:
-    """Returns the generation of a program, without its grammar if the backend enforces none: the
-    program is parsed anyway.
+    """Returns the generation of a program. Drops the grammar if the backend can't enforce it, which
+    is safe because the program is parsed anyway.
     """
     if Lark in backend.capabilities.constraints:
         return own
@@ -725,8 +725,9 @@ _CHANGE_NO_DRAW = ("max_tokens", "lora_path", "return_prompt_token_ids")
 
 
 def _params_of_run(own: SglGen, run: Run) -> SamplingParams:
-    """Returns the parameters of the run that count for a generation. If it draws plainly, they may
-    neither change its draws nor, under a constraint, end its text or report its tokens.
+    """Returns those parameters of the run that apply to a generation. If the generation draws
+    plainly, parameters that change draws are left out. If it also has a constraint, so are
+    parameters that end its text or report its tokens.
     """
     params = run.settings.params
     if not own.options.draws_plainly:
@@ -760,8 +761,8 @@ def _with_answer_limit(params: SamplingParams, constraint: Constraint | None) ->
 
 def _requires_caller_decision(own: SglGen, run: Run) -> bool:
     """Returns True if this process decides which answer a generation gets, so the backend's first
-    answer may not be final. This is the case with retries, a check, a program to run, a backend of
-    its own, or answers kept from an earlier run.
+    answer may not be final. This is so if the generation has retries, a check, a program to run or
+    its own backend, or if the run keeps answers from an earlier run.
     """
     options = own.options
     retries = run.settings.retries if options.retries is None else options.retries

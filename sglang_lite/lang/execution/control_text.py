@@ -18,7 +18,7 @@ USUAL = re.compile(
     r"<\|[^<>|\s]{1,60}\|>|<｜[^<>｜\s]{1,60}｜>|</?s>|<</?SYS>>|\[/?[A-Z]{3,10}(?:_[A-Z]{3,10}){0,2}\]"
     r"|<(?:start|end)_of_(?:turn|image)>|<(?:bos|eos|pad|unk|mask)>"
 )
-_BEGINNINGS = ("<", "[")  # of such tokens
+_BEGINNINGS = ("<", "[")  # first characters of control tokens
 _DEPTH = 8  # levels of values inside values that are searched
 
 

@@ -187,8 +187,8 @@ async def _call_with_retries(player: BasePlayer, op: GenOp) -> None:
         )
 
     def ends_program(error: Exception) -> bool:
-        """Returns True if a program has run and the error is not about its text or value, so that
-        the model could do nothing about it, and its calls would be made twice.
+        """Returns True if a program has already run and the error is not about its text or value.
+        The model could not fix such an error, and a retry would make the program's calls twice.
         """
         if not answers or CALLS not in answers[0].meta:
             return False
@@ -324,7 +324,7 @@ async def _parse_and_check(
     value.
 
     Args:
-        answers: the samples; that of a program gets a record of its calls.
+        answers: the samples. If the sample is a program, a record of its calls is added to it.
         began: `time.monotonic()` at which the node's timeout began.
     """
     values = _parse_or_validate(player, op, answers)

@@ -82,7 +82,7 @@ def _play_mark(player: BasePlayer, op: MarkOp) -> bool:
 def _play_replace(player: BasePlayer, op: ReplaceOp) -> bool:
     done = op.compaction
     player.transcript.replace_text(op.text, None if done is None else done.whole)
-    if done is not None:  # `fork_at` the summary continues behind the compaction
+    if done is not None:  # `fork_at` the summary continues after the compaction
         done.summary.end_position = player.transcript.end_position
     return True
 

@@ -102,14 +102,16 @@ class Kept:
     """Answers that a rerun keeps, by the paths of their nodes.
 
     Args:
-        answers: answers of the earlier run, after those of the runs that it repeated.
+        answers: answers of the earlier run. If that was a rerun itself, the answers that it kept
+            come first.
         node: path of the node that gets a new answer.
         value: text of that answer, or None to ask the backend for it.
 
     Attributes:
         answers: the answers, without those of `node`, by node and question.
         node, value: the arguments.
-        taken: settled when the node has taken the value, with an error if the node can't have it.
+        taken: settled when the node has used the supplied value, or with an error if the value is
+            not possible for the node.
     """
 
     def __init__(self, answers: Iterable[TraceNode], node: str, value: str | None) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from sglang_lite.lang.execution.transcript import FinishedText, Piece, TranscriptPosition
     from sglang_lite.protocol import Generation
 
-REASONING_SUFFIX = "_reasoning_content"  # of the variable that has a generation's reasoning
+REASONING_SUFFIX = "_reasoning_content"  # suffix of the variable with a generation's reasoning
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +145,15 @@ class EventOp:
 
 @dataclass(frozen=True, slots=True)
 class Compaction:
-    """What a compaction has done to a text.
+    """Record of a compaction.
 
     Attributes:
-        node: the node.
-        whole: the text before.
+        node: node of the compaction.
+        whole: text before the compaction.
         turns: number of turns that were dropped.
-        dropped: pieces of these turns.
+        dropped: pieces of the dropped turns.
         summary: variable of the summary.
-        name: its name.
+        name: name of that variable.
     """
 
     node: Compact
@@ -166,12 +166,12 @@ class Compaction:
 
 @dataclass(slots=True)
 class ReplaceOp:
-    """Replaces the text of the branch by a shorter one, which begins anew in the backend's cache.
+    """Replaces the text of the branch with a shorter one, which the backend treats as a new text.
 
     Attributes:
         text: the new text.
-        compaction: the compaction that ends here; None where one begins, to ask for the summary of
-            what it will drop.
+        compaction: the compaction that this operation ends. None if it begins a compaction, to ask
+            for a summary of the text that will be dropped.
     """
 
     text: FinishedText
@@ -203,7 +203,7 @@ class BranchMark:
         pushed: pushed-down branch, and the index of the mark's node there; None if it is not pushed
             down.
         children: number of branches that were forked before the mark.
-        waits: number of the last node before the mark that waits for something, as `Waits.last`.
+        waits: number of the last node before the mark that waits for something (see `Waits.last`).
         cancelled: True if the branch was cancelled before the mark.
     """
 
@@ -221,9 +221,9 @@ class Removal:
     Attributes:
         kept: operations that stay queued: those before the mark, claimed ones, and events for
             listeners.
-        removed: operations that it removes.
-        claimed: True if operations are played first because a join claimed them or someone waited
-            for them.
+        removed: operations that are removed from the queue.
+        claimed: True if some operations are still executed before the change, because a join
+            claimed them or someone waited for them.
     """
 
     kept: deque[Op]
@@ -246,7 +246,7 @@ def find_removed_range(
         claims: last operation that each join has claimed, by the depth of the joining branch.
         depth: depth of the branch that rolls back; only claims by joins above it count.
         waited: number of the last node that a cancellation keeps because it was waited for
-            (`Waits`); -1 if it does not even keep what the branch began with.
+            (`Waits`); -1 if it keeps nothing, not even the text that the branch began with.
     """
     queue: list[Op] = [op for op in ops[1:] if op is not None]
     before = 0
@@ -269,7 +269,7 @@ def _count_kept_operations(ops: Sequence[Op | None], kept: int) -> int:
 
     Args:
         ops: the operation that is being executed, or None, and the queued ones.
-        kept: as `waited` of `find_removed_range`.
+        kept: like `waited` in `find_removed_range`.
     """
     if kept < 0 or ops[0] is None:
         return 0

@@ -445,7 +445,7 @@ class Player(BasePlayer):
         try:
             _finish_with_answer(self, op)
             following = self._play_until_wait(op, awaited=True)
-        except BaseException as error:  # as in _advance
+        except BaseException as error:  # as in _play_until_wait
             self.fail_branch(error, op)
             return
         finally:

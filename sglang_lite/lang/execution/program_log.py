@@ -1,5 +1,5 @@
-"""Calls of programs that a model wrote, in the log of the run: a call that is known is not made
-again, and one that was begun and has no result waits for a decision.
+"""Logs the calls made by programs that a model wrote. A resumed run does not repeat a call whose
+result was logged. A call that was begun but has no logged result waits for a decision.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from sglang_lite.protocol.run_log import (
 )
 
 CALLS: Final = "code_calls"  # in the metadata of a generation
-_PROGRAM: Final = "code_program"  # number of the program among those of its node
+_PROGRAM: Final = "code_program"  # index of the program among all programs of its node
 
 
 class ProgramLog:
-    """What a program reads from the log of its run, and writes to it. Its calls come one at a time.
+    """View of a run's log for one program, which looks up and logs its calls one at a time.
 
     Args:
         run: run that the program is part of.
-        node: path of the node that wrote it.
-        number: number of the program among those of the node, from 0.
+        node: path of the node that wrote the program.
+        number: index of the program among all programs that the node wrote.
     """
 
     def __init__(self, run: Run, node: str, number: int) -> None:
@@ -54,11 +54,11 @@ class ProgramLog:
         self._path = ""
 
     def reach_call(self, tool: str, arguments: Json) -> LoggedResult | CallDecision | None:
-        """Goes on to the next call. Returns its result or what was decided about it, if the log has
-        that.
+        """Advances to the next call. Returns the call's logged result, or else the decision about
+        it, or None if the log has neither.
 
         Raises:
-            ResumeError: the log has another call in its place.
+            ResumeError: the log has a different call at this position.
         """
         self._path = f"{self._prefix}{self._calls}"
         self._calls += 1
@@ -73,8 +73,8 @@ class ProgramLog:
 
     @contextlib.contextmanager
     def begin(self, tool: str, arguments: Json) -> Iterator[None]:
-        """Logs that the call is about to be made, in the `with` block, and waits until that is on
-        the disk.
+        """Logs that the call made in the `with` block begins. Waits until the record is on the disk
+        before the block is entered.
         """
         record = LoggedCall(self._run.path, self._path, tool, json.dumps(arguments))
         self._log.add(record, durable=True)
@@ -85,7 +85,7 @@ class ProgramLog:
             current_call.reset(token)
 
     def add_result(self, result: Json, error: str | None, *, raised: bool = False) -> None:
-        """Logs the result of the call, or its failure, and waits until it is on the disk."""
+        """Logs the call's result or failure, and waits until the record is on the disk."""
         text = json.dumps(result)
         record = LoggedResult(self._run.path, self._path, text, error, raised)
         self._log.add(record, durable=True)
@@ -98,8 +98,8 @@ class ProgramLog:
 def open_program_node(
     run: Run, node: str, functions: Mapping[str, Callable[..., UserValue]]
 ) -> None:
-    """Suspends a resumed run at a node whose program has calls that are in doubt. Called in the
-    body, where the node is added.
+    """Suspends a resumed run if calls made by a node's program are in doubt. Called when the body
+    adds the node.
 
     Args:
         node: path of the node.
@@ -153,13 +153,13 @@ def refuse_batch_in_journal(run: Run) -> None:
 def log_program(
     run: Run, node: str, name: str | None, question: tuple[str, str] | None, answer: Generation
 ) -> int:
-    """Logs a program that is about to run, unless the log has it. Returns its number among those of
-    its node.
+    """Logs a program that is about to run, unless it was logged before. Returns the program's index
+    among all programs that its node wrote.
 
     Args:
         name: variable of the node.
-        question: digest of the node's question, and the end of the text before it; None if the log
-            has an answer of the node.
+        question: digest of the node's question, and the end of the text before the node; None if
+            the log already has an answer of the node.
         answer: the program.
     """
     log = run.log
@@ -167,7 +167,7 @@ def log_program(
     before = log.answers.get((run.path, node))
     if before is not None:
         number = _program_number(before)
-        if _PROGRAM in answer.meta or CALLS in answer.meta:  # the answer is that of the log
+        if _PROGRAM in answer.meta or CALLS in answer.meta:  # the answer comes from the log
             return number
         number += 1
         question = before.asked, before.before
@@ -184,13 +184,12 @@ def log_program(
 def log_recorded_calls(
     log: RunLog, run: str, node: str, answers: Sequence[object], number: int = 0
 ) -> None:
-    """Adds the calls to a log that programs have made before the log began, or in the run that a
-    rerun repeats.
+    """Logs the calls that programs made before the log began, or in the run that a rerun repeats.
 
     Args:
         run: path of the run.
         answers: answers of the node; the calls are in their metadata.
-        number: number of the program among those of the node.
+        number: index of the program among all programs that the node wrote.
     """
     for answer in answers:
         calls = answer.meta.get(CALLS, ()) if isinstance(answer, Generation) else ()
@@ -202,7 +201,7 @@ def log_recorded_calls(
 
 
 def strip_program_number(meta: Mapping[str, Json]) -> dict[str, Json]:
-    """Returns the metadata of an answer without the number that the log adds."""
+    """Returns the metadata of an answer without the program's index, which only the log needs."""
     return {name: value for name, value in meta.items() if name != _PROGRAM}
 
 
@@ -246,7 +245,8 @@ def _check_decisions(
 
 
 def describe_calls(made: Sequence[Mapping[str, Json]]) -> str:
-    """Tells the model which calls its rejected program has made: a new one makes them again.
+    """Returns a sentence that tells the model which calls its rejected program made. The next
+    program would make such calls again.
 
     Args:
         made: records of the calls.

@@ -432,9 +432,9 @@ class PushedBranch:
     # ------------------------------------------------- the submitting side, under the branch's lock
 
     def push_op(self, op: Op, pieces: Sequence[Piece]) -> PushedBranch:
-        """Pushes an operation down and returns the branch that received it. This is the branch
-        itself, unless the program is closed or the text begins anew. Then it is a branch of a
-        new program, which begins with the text.
+        """Pushes an operation down and returns the branch that received it: this branch, or, if
+        the program is closed or the operation replaces the text, a branch of a new program, which
+        begins with the text.
         """
         if type(op) is ReplaceOp:
             return self._start_new_program(op.text.pieces)

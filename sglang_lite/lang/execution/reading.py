@@ -124,8 +124,8 @@ def check_value_type(value: UserValue, variable: VariableName, kind: object = No
         variable: as for `variable_name_of`. It determines the type, unless `kind` is given.
 
     Raises:
-        ProgramError: the type is another: another node set the variable, it was joined, or it has
-            several samples.
+        ProgramError: the value has another type, because another node set the variable, a join
+            gathered it, or it has several samples.
     """
     if isinstance(value, Deferred) or (kind is None and isinstance(variable, str)):
         return value

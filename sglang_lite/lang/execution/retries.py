@@ -78,9 +78,10 @@ async def run_attempts(
 
     Args:
         ask: makes an attempt; its argument is the number of the attempt, from 0.
-        failed: called with the error of each attempt. Returns True if another one would fail the
-            same way, so that none is made.
-        is_final: called with such an error, too. Returns True if another attempt could do harm.
+        failed: called with the error of each attempt. Returns True if another attempt would fail
+            the same way; none is made then.
+        is_final: called with an error after which another attempt could be made. Returns True if
+            that attempt could do harm; it is not made then.
     """
     remaining = None if run.deadline is None else run.deadline - time.monotonic()
     attempt = 0

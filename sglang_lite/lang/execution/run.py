@@ -177,13 +177,13 @@ class Run:
         level: number of the enclosing runs.
         loop: event loop of a coroutine body, if that is the caller's loop.
         outer: enclosing run; None if there is none, or the run has a log of its own.
-        is_item: whether it is an item of a batch, which is logged by itself.
-        is_logged: whether its answers are added to the log.
-        path: path of the run among the programs that the outermost one runs; "" for that.
-        pending: calls that wait for a decision, where the body was suspended.
+        is_item: whether the run is an item of a batch; each item has its own log.
+        is_logged: whether the run's answers are added to the log.
+        path: path of the run within the outermost run; "" for the outermost run itself.
+        pending: calls that wait for a decision; empty if the body was not suspended.
         made: `fork_count()` when the run began.
         new_state: makes the state through which a body sees a branch.
-        later_programs: programs that branches of the body have begun since the first one.
+        later_programs: programs that the body's branches pushed down after the first one.
         plain: True if the run has no retries, deadline or budget, and is not a rerun.
         budgets: budgets of this run and of the enclosing runs.
         state: returns the main branch's state, for budget errors; None if there is no body or no
@@ -206,7 +206,7 @@ class Run:
         settings: RunSettings,
         *,
         is_async: bool = False,
-        new_state: Callable[[Any], UserValue],  # of a Branch, which has a run
+        new_state: Callable[[Any], UserValue],  # takes a Branch, whose module imports this one
         outer: Run | None = None,
         kept: Kept | None = None,
         log: RunLog | None = None,
@@ -329,11 +329,11 @@ class Run:
         return self.outer.log
 
     def attach_log(self, log: RunLog) -> None:
-        """Gives the log of an earlier run to this one, which continues its state."""
+        """Sets the log, which comes from the earlier run whose state this run continues."""
         self._log = log
 
     def ensure_log(self) -> RunLog:
-        """Returns the log of the outermost run, which begins now if there is none."""
+        """Returns the log of the outermost run, and creates the log if there is none."""
         self.is_logged = True
         if self.outer is not None and not self.is_item:
             return self.outer.ensure_log()
@@ -429,7 +429,7 @@ class Run:
         self._events.append("", {"event": event})
 
     def end_events(self) -> None:
-        """Ends the events of a streamed run, as its body has ended."""
+        """Ends the event stream of a streamed run. Called when the body has ended."""
         if self._events is not None:
             self._events.close()
 

@@ -1,4 +1,4 @@
-"""Runs the program that a model wrote for `gen(code=…)`, on a thread of its own, and records its calls."""
+"""Runs a program that a model wrote for `gen(code=…)` in a new thread, and records its calls."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ async def run_code(
     """Runs a program and returns its result.
 
     Args:
-        code: the functions that it may call.
-        answers: the sample. It gets a record of the calls in its metadata, also if the program
-            fails. If it has one already, as it is kept from an earlier run, these calls are not made
-            again.
+        code: the functions that the program may call.
+        answers: list with the sample, whose metadata get a record of the calls, even if the program
+            fails. If a sample kept from an earlier run already has such a record, the recorded
+            calls are not made again.
 
     Raises:
         CodeError: the program fails.
@@ -76,7 +76,9 @@ async def run_code(
 
 
 def _open_log(player: BasePlayer, op: GenOp, answer: Generation) -> ProgramLog | None:
-    """Logs a program before it runs, if its run has a log. Returns the log of its calls, or None."""
+    """Logs a program that is about to run. Returns the log for its calls, or None if its run is not
+    logged.
+    """
     run = player.run
     if not run.is_logged or run.log is None or not op.in_body:
         return None
@@ -105,7 +107,7 @@ def _as_record(call: CodeCall, began: float) -> dict[str, Json]:
 
 
 def _find_replayable(recorded: Json) -> Sequence[dict[str, Json]]:
-    """Returns the calls of an earlier run up to the first whose result was not kept."""
+    """Returns the recorded calls that come before the first call whose result was not recorded."""
     found: list[dict[str, Json]] = []
     for each in recorded or ():
         if not each["replayable"]:

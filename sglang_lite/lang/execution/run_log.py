@@ -1,5 +1,5 @@
-"""Log of a run and of the programs inside it: what a resumed run needs to come to the same place
-without asking models again and without calling tools again.
+"""Log of a run and of the programs inside it. With the log, a resumed run reaches the point where
+the earlier run stopped, without asking models or calling tools again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from sglang_lite.protocol.run_log import (
 
 
 def find_suspension(error: BaseException | None) -> Suspension | None:
-    """Returns the suspension that a body has ended with, also as a group of a TaskGroup that has
-    nothing else. None if it has ended in another way.
+    """Returns the suspension with which a body ended, or None if the body ended in another way.
+    An exception group of a TaskGroup counts as one suspension if it contains nothing else.
     """
     if isinstance(error, Suspension) or not isinstance(error, BaseExceptionGroup):
         return error if isinstance(error, Suspension) else None
@@ -45,7 +45,7 @@ class JournalOptions:
 
     Attributes:
         path: path of the file.
-        secret: text under which it is written, or None.
+        secret: text that authenticates the lines of the file, or None.
     """
 
     path: str | PathLike[str]
@@ -54,12 +54,12 @@ class JournalOptions:
 
 @dataclass(frozen=True, slots=True)
 class CallPlace:
-    """Place of a call that is being made, for the programs that the tool runs.
+    """Call that is being made. Programs that its tool runs get paths below the call's path.
 
     Attributes:
-        run: run whose loop makes the call; it is only compared.
+        run: run that makes the call; only compared with other runs.
         key: path of the call in that run.
-        inner: numbers of the programs that the tool runs.
+        inner: counter that numbers the programs run by the tool.
     """
 
     run: object
@@ -75,8 +75,8 @@ class RunLog:
     """Log of a run. Thread-safe.
 
     Args:
-        identity: random text of the run; "" to draw one.
-        records: records of the run so far, if it is resumed.
+        identity: random text that identifies the run; "" to generate it.
+        records: records of the run so far, if the run is resumed.
         write: stores a record; the second argument says whether to wait until it is on the disk.
             None to keep the log only in memory.
         close: releases the file.
@@ -87,14 +87,14 @@ class RunLog:
         records: all records, in order.
         replays: whether the log has records of an earlier run.
         journal: the argument.
-        close: releases the log's file. What comes later is not stored.
-        answers: by run and node.
-        tools: by run and loop.
+        close: releases the log's file. Later records are not stored.
+        answers: answers, by run and node.
+        tools: tools of each tool loop, by run and loop.
         calls: calls that were begun, by run and call.
-        results: by run and call.
-        turns: by run and turn.
+        results: results of calls, by run and call.
+        turns: turns with results, by run and turn.
         decisions: decisions that were not used yet, by run and call.
-        open_loops: loops of tools in coroutines that run now, and the call in which each runs.
+        open_loops: tool loops that are running in coroutines, and the call in which each one runs.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class RunLog:
             durable: whether to wait until it is on the disk.
 
         Raises:
-            ParameterError: it can't be written.
+            ParameterError: the record can't be written.
         """
         with self._lock:
             if self._write is not None:
@@ -146,7 +146,7 @@ class RunLog:
                 self.tools[record.run, record.loop] = record
             case LoggedCall():
                 self.calls[record.run, record.call] = record
-                self.decisions.pop((record.run, record.call), None)  # it was used
+                self.decisions.pop((record.run, record.call), None)  # the decision was used
             case LoggedResult():
                 self.results[record.run, record.call] = record
             case LoggedTurn():
@@ -157,8 +157,8 @@ class RunLog:
                 self.decisions[record.run, record.call] = record
 
     def key_of(self, run: str, call: str) -> str:
-        """Returns the idempotency key of a call: the same each time it is made, and different from
-        that of all other calls.
+        """Returns the idempotency key of a call. It is the same each time the call is made, and
+        differs from the keys of all other calls.
         """
         text = "\n".join((self.identity, run, call))
         return blake2b(text.encode(), digest_size=16).hexdigest()
@@ -174,11 +174,11 @@ class RunLog:
         ]
 
     def reach(self, run: str, call: str) -> None:
-        """Records that a resumed run has come to a call."""
+        """Records that a resumed run has reached a call."""
         self._unreached.discard((run, call))
 
     def check_reached(self, run: str) -> None:
-        """Raises ResumeError if a body has ended without one of the calls that the log has."""
+        """Raises ResumeError if a body has ended without reaching one of the logged calls."""
         missed = [self.calls[place] for place in self._unreached if place[0] == run]
         if missed:
             first = min(missed, key=lambda call: call.call)

@@ -175,7 +175,7 @@ async def _select_several(player: BasePlayer, op: SelectOp) -> None:
         selection = await _reuse_or_score(
             player, op, texts, seed_for_attempt(op.node.seed, len(chosen))
         )
-        if not player.is_current(op):  # as in _accept
+        if not player.is_current(op):  # the branch was stopped meanwhile
             return
         selections.append(selection)
         assert selection.picked is not None
@@ -189,7 +189,7 @@ async def _select_several(player: BasePlayer, op: SelectOp) -> None:
 
 
 def _accept_pick(player: BasePlayer, op: SelectOp, selection: Selection) -> None:
-    if not player.is_current(op):  # as in _accept
+    if not player.is_current(op):  # the branch was stopped meanwhile
         return
     assert selection.picked is not None
     if player.run.is_logged:

@@ -22,7 +22,8 @@ class StreamedBody:
 
     Attributes:
         ended: True if the caller has waited for the end of the body.
-        cancelled: error with which the caller cancelled the run before that, or None.
+        cancelled: error with which the caller cancelled the run without having waited for the end
+            of the body, or None.
         ret_value: the argument.
     """
 
@@ -73,7 +74,7 @@ class StreamedBody:
         return True
 
     def _suspend_enclosing_run(self) -> None:
-        """Raises Suspension if the body of a program inside another was suspended."""
+        """Raises Suspension if the body was suspended and the run is inside another program."""
         run = self._run
         if run.pending and run.outer is not None and not run.is_item:
             raise Suspension(run.pending)

@@ -31,19 +31,19 @@ class Reasoned:
 
 
 Piece: TypeAlias = str | Span | Media | Reasoned
-# Numbers of pieces and finished turns, the open turn, and the number of texts before this one.
+# Number of pieces, number of finished turns, the open turn, and number of earlier texts.
 EndPosition: TypeAlias = tuple[int, int, tuple[str, int] | None, int]
 
 
 @dataclass(frozen=True, slots=True)
 class FinishedText:
-    """Text of a branch between turns.
+    """Text of a branch at a point where no turn is open.
 
     Attributes:
         pieces: pieces of the text.
-        messages: its turns.
-        turn_ends: for each turn, index of the piece behind its content.
-        suffixes: for each turn, the text that the template puts behind it; None where unknown.
+        messages: turns of the text.
+        turn_ends: for each turn, index of the first piece after its content.
+        suffixes: for each turn, the text that the template adds after it; None if unknown.
     """
 
     pieces: Sequence[Piece]
@@ -72,8 +72,8 @@ class Transcript:
     Attributes:
         pieces: pieces of the text, in order.
         messages: finished turns.
-        turn_ends: for each of them, index of the piece behind its content.
-        earlier: texts that were replaced by a shorter one.
+        turn_ends: for each finished turn, index of the first piece after its content.
+        earlier: earlier texts, each of which was replaced with a shorter one.
         log: text log written as the text grows, or None if no stream is read.
         matcher: matcher of the open grammar, or None if no grammar is open.
         turn: role of the open turn, and index of its first piece; None if no turn is open.
@@ -183,18 +183,18 @@ class Transcript:
 
         Args:
             turn: role of the open turn, and index of its first piece; None if no turn is open.
-            earlier: as the attribute.
+            earlier: value of the attribute `earlier`.
         """
         self._begin_with(text)
         self.turn = turn
         self.earlier = earlier
 
     def replace_text(self, text: FinishedText, replaced: FinishedText | None) -> None:
-        """Replaces the text between two turns; later text follows the new one. The log of the text
-        stays as it is.
+        """Replaces the whole text while no turn is open. Later text follows the new one. The text
+        log is not changed.
 
         Args:
-            replaced: the text so far, if it has to be kept as an earlier one.
+            replaced: the text so far, to be kept in `earlier`; None to keep nothing.
         """
         if replaced is not None:
             self.earlier = (*self.earlier, replaced)

@@ -21,7 +21,7 @@ from sglang_lite.protocol import (
 )
 
 _WHOLE = ("",)  # JSON Pointers of an answer that is not a value
-_SHOWN_POINTERS = 4  # in a message
+_SHOWN_POINTERS = 4  # pointers shown in a message
 
 
 def is_constrained_answer_truncated(op: GenOp, generation: Generation) -> bool:
@@ -48,7 +48,7 @@ def is_truncated_by_wind_down(run: Run, op: GenOp, generation: Generation) -> bo
 
 
 def truncation_policy(run: Run, op: GenOp, generation: Generation) -> str:
-    """Returns what to do with an answer that was cut: the generation's setting, or else the run's.
+    """Returns the policy for an answer that was cut: the generation's setting, or else the run's.
     By default, a cut typed value or tool call is an error, and a cut text is kept with a warning.
     If the run's winding down has cut the answer, the default is to keep it with a warning.
     """

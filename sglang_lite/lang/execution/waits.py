@@ -209,9 +209,9 @@ class Cancellation(NamedTuple):
     """Cancellation of a branch.
 
     Attributes:
-        error: error of everything that it discarded, and of what is added afterwards.
-        kept: number of the last node that stays in the branch; -1 if not even what the branch began
-            with stays.
+        error: error of everything that the cancellation discarded, and of later additions.
+        kept: number of the last node that stays in the branch; -1 if nothing stays, not even the
+            text that the branch began with.
         final: True if rollbacks can't undo it.
     """
 

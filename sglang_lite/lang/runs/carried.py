@@ -31,7 +31,7 @@ class FileValues:
     """Values as JSON, for files.
 
     Args:
-        find: returns the class or function of a name that occurs in a value.
+        find: returns the class or function for a name that occurs in a value.
     """
 
     def __init__(self, find: Callable[[str], UserValue] = import_by_name) -> None:
@@ -71,7 +71,7 @@ class CopiedValues:
     def to_data(self, value: UserValue, what: str) -> UserValue:
         try:
             self._held.append(self._copied(value))
-        except Exception as error:  # of the value's own code
+        except Exception as error:  # raised by the value's own code
             problem = f"{what} is a {type(value).__name__}, which can't be copied: {error}"
             raise ProgramError(
                 problem, hint="Replace it with plain data, or fork the state."
@@ -100,7 +100,7 @@ class PickledValues:
             pass
         try:
             pickle.dumps(value)
-        except Exception as error:  # of the value's own code
+        except Exception as error:  # raised by the value's own code
             problem = f"{what} is a {type(value).__name__}, which can't be pickled: {error}"
             raise ProgramError(
                 problem, hint="Define its class at the top of a module, or use plain data."

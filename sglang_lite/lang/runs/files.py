@@ -53,7 +53,7 @@ def write(path: AnyPath, content: bytes, parameter: str = "path") -> None:
         parameter: parameter of the user's call, or option of the command, that gave the path.
 
     Raises:
-        ParameterError: it can't be written.
+        ParameterError: the file can't be written.
     """
     beside = Path(f"{os.fspath(path)}.part")
     try:
@@ -78,7 +78,7 @@ def append(
         durable: whether to wait until the line is on the disk.
 
     Raises:
-        ParameterError: it can't be written. No part of it stays in the file then.
+        ParameterError: the line can't be written. The file then contains no part of it.
     """
     start = file.seek(0, os.SEEK_END) if file.seekable() else 0
     try:
@@ -100,11 +100,11 @@ def lock(file: io.FileIO, path: AnyPath, parameter: str) -> None:
     Args:
         file: the open file.
         path: its path, for errors.
-        parameter: name of the parameter that named it, for errors.
+        parameter: parameter of the user's call that gave the path, for errors.
 
     Raises:
-        ProgramError: another run writes it.
-        ParameterError: it can't be locked.
+        ProgramError: another run is writing the file.
+        ParameterError: the file can't be locked.
     """
     if sys.platform == "win32":
         return
@@ -123,8 +123,8 @@ def lock(file: io.FileIO, path: AnyPath, parameter: str) -> None:
 
 
 def sync_folder(path: AnyPath) -> None:
-    """Waits until the name of a new file is on the disk, where the system can do that."""
-    if sys.platform == "win32":  # it opens no folders
+    """Waits until the folder's entry for a new file is on the disk. Does nothing on Windows."""
+    if sys.platform == "win32":  # Windows can't open folders
         return
     folder = os.open(Path(path).absolute().parent, os.O_RDONLY)
     try:
@@ -134,7 +134,7 @@ def sync_folder(path: AnyPath) -> None:
 
 
 def remove_if_empty(path: AnyPath) -> None:
-    """Removes a file in which nothing was written."""
+    """Removes a file if it is empty."""
     with contextlib.suppress(OSError):
         if Path(path).stat().st_size == 0:
             _remove(Path(path))
@@ -153,7 +153,7 @@ def kv_file_path(path: AnyPath) -> str:
 
 
 def file_error(path: AnyPath, what: str, error: OSError, parameter: str = "path") -> ParameterError:
-    """Returns the error for a file that can't be read, written or locked, which `what` says."""
+    """Returns the error for a file that can't be used. `what` is "read", "written" or "locked"."""
     hint = _CURES.get(error.errno or 0, "") if what == "written" else ""
     if what == "read" and error.errno == errno.ENOENT:
         hint = "Check the path. A relative one begins where Python was started."

@@ -2,8 +2,8 @@
 run that was killed can be resumed.
 
 The first line identifies the run. If the process is killed while it writes, the incomplete last
-line is dropped later. Each line has a code, which also depends on the lines before. It reveals
-damage and, with a secret, also edits, but not that the last lines were removed.
+line is dropped later. Each line has a code that also depends on all lines before it. The codes
+reveal damage and, with a secret, edits. They do not reveal that the last lines were removed.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _RESTORE = "Restore the file, or begin a new run with another: journal=…."
 
 
 def read_journal_options(path: UserValue, secret: UserValue) -> JournalOptions | None:
-    """Checks the options of a run for its journal; None for a run without one. Raises
-    ParameterError if they are invalid.
+    """Checks and returns the journal options of a run, or returns None if the run has no journal.
+    Raises ParameterError if the options are invalid.
     """
     if path is None:
         if secret is not None:
@@ -143,7 +143,7 @@ class Journal:
         return RunLog(identity, records, self._append, self.close, self._options)
 
     def _read_head(self, line: bytes, now: JournalHead) -> str:
-        """Checks that a journal is that of this run, and returns its identity."""
+        """Checks that a journal belongs to this run, and returns the identity in its first line."""
         try:
             head = wire.decode(line)
         except WireError as error:
@@ -189,11 +189,11 @@ class Journal:
         return record
 
     def _append(self, record: JournalHead | LogRecord, durable: bool) -> None:
-        if self._file.closed:  # the run has ended, and this came later
+        if self._file.closed:  # the run has ended, and this record came later
             return
         line = self._codes.encode_line(record)
         files.append(self._file, self._path, line + b"\n", parameter="journal", durable=durable)
-        self._codes.chain(line)  # if it could be written
+        self._codes.chain(line)  # reached only if the line was written
 
     def _journal_error(self, line: int, problem: str, hint: str = _RESTORE) -> ProgramError:
         return ProgramError(
@@ -202,14 +202,14 @@ class Journal:
 
 
 def _describe_run(head: JournalHead) -> dict[str, UserValue]:
-    """Returns what a run was given, by name."""
+    """Returns the arguments, seed and sampling parameters of a run, by name."""
     settings = {"seed": head.seed, **given_values(head.params)}
     return {**head.arguments.value, **settings}
 
 
 def _arguments_data(called: BoundCall) -> dict[str, UserValue]:
-    """Returns the arguments of a call by name, as JSON data. Defaults that are no plain data are
-    left out. Raises ProgramError if an argument is none.
+    """Returns the arguments of a call by name, as JSON data. Defaults that are not plain data are
+    left out. Raises ProgramError if an argument given by the caller is not plain data.
     """
     bound = called.program.signature.bind(*called.args, **called.kwargs)
     given = set(bound.arguments)

@@ -1,5 +1,5 @@
-"""Codes at the end of the lines of checkpoints and journals: checksums, which reveal damage, or authentication codes
-under a secret, which also reveal edits by anyone who does not have it.
+"""Codes at the end of each line of a checkpoint or journal. Without a secret, they are checksums,
+which reveal damage. With a secret, they also reveal edits by anyone who does not know it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def check_secret(secret: UserValue) -> None:
 
 class LineCodes:
     """Codes of a file's lines. Each code also depends on the first line, so lines copied from
-    another file are detected. If lines are chained, it depends on all lines before, so lines that
-    were deleted, repeated or moved are detected, too, except that the last ones are missing.
+    another file are detected. If lines are chained, each code depends on all lines before it.
+    Deleted, repeated and moved lines are then detected, too, but not missing lines at the end.
 
     Args:
         secret: text that every reader of the file must have; None for checksums.
@@ -59,7 +59,7 @@ class LineCodes:
         )
 
     def chain(self, line: bytes) -> None:
-        """Makes the codes of the lines after a line depend on it and so on those before it."""
+        """Makes the codes of all later lines depend on this line and on the lines before it."""
         self._before = blake2b(line).digest()
 
     def _compute_code(self, content: bytes, record: _Line) -> str:

@@ -58,7 +58,7 @@ from sglang_lite.protocol import (
 from sglang_lite.protocol.sampling import adapter_of
 
 _MAX_CALL = 2000  # characters of a call and its result
-# reasons for a miss in the cache that a text has which begins anew
+# reasons for a cache miss that a backend reports if the text was replaced
 _REASONS_OF_ANOTHER_TEXT = ("changed", "never_seen", "page")
 
 
@@ -67,9 +67,9 @@ class _TextSoFar:
     """Text of a branch before the next node that will be read.
 
     Attributes:
-        question: the text, as the beginning of the question of a node at this place.
+        question: the text, as the beginning of the next node's question.
         unknown: texts whose cache status is not known yet.
-        compacted: whether no generation has followed since the text began anew.
+        compacted: whether a compaction has replaced the text and no generation has followed yet.
     """
 
     question: Question = field(default_factory=Question)
@@ -87,7 +87,7 @@ class _Entry:
     Attributes:
         fields: fields of its record.
         image: the image if the node is one, else None.
-        backend: backend whose tokens it generated, or None.
+        backend: backend that generated its tokens, or None.
         cached: number of leading characters of its text that were cached, or None if unknown.
         children: branches that were forked here.
         text: text before the fork.
@@ -285,7 +285,7 @@ class _Reader:
         return entry
 
     def _read_replacement(self, op: ReplaceOp) -> None:
-        """Reads the beginning of a compaction, which adds nothing, or its end."""
+        """Reads the operation that begins or ends a compaction. Only the end adds a node."""
         done = op.compaction
         pieces = op.text.pieces
         images = [piece for piece in pieces if isinstance(piece, Media)]
@@ -311,8 +311,8 @@ class _Reader:
         self._text = _TextSoFar(self._text.question, [entry], compacted=True)
 
     def _with_reason(self, found: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Returns the results of the next node. If the text began anew before it, that is the reason
-        for which the first one's prompt was not cached.
+        """Returns the results of the next node. If a compaction replaced the text before the node,
+        the first result names that as the reason why its prompt was not cached.
         """
         miss = found[0].meta.get("cache_miss") if found else None
         if not self._text.compacted or not found:

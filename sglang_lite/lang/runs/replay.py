@@ -200,7 +200,7 @@ class Replay(Backend):
 
     def _take_call(self, request: RecordedRequest) -> RecordedCall:
         """Returns the recorded call that answers a request, and marks it as used. Raises
-        CapabilityError if no unused one matches.
+        CapabilityError if no unused call matches.
         """
         node = current_node()
         key = request_key(request)

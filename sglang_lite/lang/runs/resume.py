@@ -32,7 +32,7 @@ _SETTINGS: Final = {
 
 
 def complete_log(branch: Branch) -> None:
-    """Adds the answers that came before the log of a suspended run began."""
+    """Adds to the log of a suspended run those answers that arrived before the log began."""
     run = branch.run
     log = run.log
     assert log is not None, "only a run with calls is suspended"
@@ -48,12 +48,13 @@ def prepare_resume(
     """Returns a BodyRun that resumes a suspended run.
 
     Args:
-        decisions: about its pending calls.
-        settings: settings that are not those of the suspended run, by name.
+        decisions: decisions about the run's pending calls.
+        settings: settings that replace those of the suspended run, by name.
 
     Raises:
         ProgramError: the run is not suspended, or was loaded without its program.
-        ResumeError: a call was begun since the run was suspended, by another run with its journal.
+        ResumeError: another run with the same journal has begun a call since this one was
+            suspended.
         ParameterError: a decision is not about one of the pending calls, or a setting is unknown or
             has an invalid value.
     """
@@ -95,11 +96,11 @@ def prepare_resume(
 def _refuse_old_decisions(
     decisions: Sequence[CallDecision], before: RunLog, reopened: RunLog
 ) -> None:
-    """Raises ResumeError if calls that were decided about have been begun since then.
+    """Raises ResumeError if a call to which a decision applies was begun after the suspension.
 
     Args:
         before: log of the suspended run.
-        reopened: the log as its journal has it now.
+        reopened: the same log, read again from its journal.
     """
     for decision in decisions:
         place = decision.run, decision.call
@@ -112,7 +113,7 @@ def _refuse_old_decisions(
 
 
 def _count_records(log: RunLog, place: tuple[str, str]) -> int:
-    """Returns how often a log has that a call was begun or has a result."""
+    """Counts the records in a log that say that a call was begun or has a result."""
     return sum(
         isinstance(each, LoggedCall | LoggedResult) and (each.run, each.call) == place
         for each in log.records
@@ -124,7 +125,7 @@ def _read_settings(before: RunSettings, given: Mapping[str, UserValue]) -> RunSe
 
     Args:
         before: settings of the suspended run.
-        given: settings that are not those, by name.
+        given: settings that replace those, by name.
     """
     for name in given:
         if name in RUN_OPTIONS and name not in _SETTINGS:

@@ -48,7 +48,7 @@ from sglang_lite.protocol.saved import (
     SavedVariable,
 )
 
-_FORMAT = 3  # of SavedRun
+_FORMAT = 3  # version of SavedRun's format
 _OTHER = "If another version of sglang_lite has saved it, run the program again, or load it with that version."
 _NOT_SAVED = f"Was that written by state.save(path)? {_OTHER}"
 
@@ -149,7 +149,7 @@ def to_saved_run(
 
 
 def _suspension_data(branch: Branch) -> dict[str, Any]:
-    """Returns what is needed to resume a run that was suspended; nothing for other runs."""
+    """Returns the data needed to resume a suspended run. Returns an empty dict for other runs."""
     run = branch.run
     if not run.pending or run.log is None or branch.path:
         return {}
@@ -293,7 +293,7 @@ def restore_branch(
     run.unbound = saved if called is None and saved.program else None
     player = Player(run)
     player.pushed = run.new_pushed_branch()
-    if player.pushed is not None:  # what is added later needs a program that begins with the text
+    if player.pushed is not None:  # later additions need a program that begins with the text
         player.pushed.program.close()
     branch = Branch(player, saved.branch, saved.nodes, run.planner_for_backend(backend))
     same = has_same_tokens(saved, backend)
@@ -511,8 +511,8 @@ def with_nested_classes(kinds: Iterable[UserValue]) -> Iterator[type]:
 
 def check_program(saved: SavedRun, program: BaseProgram) -> None:
     """Raises ProgramError if a run belongs to another program or if the program's body has changed.
-    The error names the first difference. A suspended run is compared with its log when it is
-    resumed, so that a mistake in a tool can be mended meanwhile.
+    The error names the first difference. The program of a suspended run may have changed, so that
+    a mistake in a tool can be fixed: resuming the run compares it with its log instead.
     """
     if not saved.program:
         problem = (

@@ -159,7 +159,7 @@ def from_json_data(value: UserValue, find: Callable[[str], UserValue]) -> UserVa
             must not be instantiated.
 
     Raises:
-        ValueError: a type is not that of a saved value.
+        ValueError: saved values can't have the type that is named in the data.
     """
     if isinstance(value, list):
         return [from_json_data(item, find) for item in value]

@@ -206,8 +206,8 @@ def _find_impossible_stops(graph: GraphRecord) -> Iterator[Finding]:
 
 
 def _find_blanks_before_generations(graph: GraphRecord) -> Iterator[Finding]:
-    """Yields findings for free generations behind a text that ends with a blank. Most tokens of words
-    begin with their blank, so they can't follow.
+    """Yields findings for unconstrained generations after a text that ends with a blank. Most
+    tokens that begin a word include the blank before it, so they can't follow such a text.
     """
     for way in graph.ways:
         last: dict[Path, GraphNode] = {}
@@ -289,7 +289,7 @@ def _find_hidden_tools(graph: GraphRecord) -> Iterator[Finding]:
 
 def _find_dropped_tools(graph: GraphRecord) -> Iterator[Finding]:
     """Yields findings for generations in turns whose prompt lacks the tools that an earlier prompt
-    showed, so that it is another text from its beginning.
+    showed. The two prompts then differ from the beginning, so the cache can't be used.
     """
     for way in graph.ways:
         shown: dict[Path, GraphNode] = {}  # the last generation with tools, by its branch

@@ -105,7 +105,7 @@ class Tools:
 
     Attributes:
         choice: "auto" if the model may call a tool, "required" if it must, "none" if it may not.
-        parallel: True if the model may call several tools at once.
+        parallel: True if one answer may contain several calls.
     """
 
     tools: tuple[ApiTool, ...]

@@ -45,7 +45,7 @@ _LONGEST_PAUSE_S = 5.0
 _CONNECT_S = 10.0
 _JSON = {"Content-Type": "application/json"}
 _UNKNOWN_TEXT = 424  # status of a request that names a schema by a hash unknown to the server
-_LOST_WORKER_STATUSES = frozenset({500, 502, 503, 504})  # of gateways that have lost their worker
+_LOST_WORKER_STATUSES = frozenset({500, 502, 503, 504})  # sent by gateways that lost their worker
 
 
 LOCAL_HOSTS: Final = ("localhost", "127.0.0.1", "::1")  # reached without the environment's proxies

@@ -141,7 +141,7 @@ class SampleStream:
         # Text received on this connection, and text delivered so far.
         self._text = self._delivered = ""
         self._delivered_ids = self._delivered_logprobs = 0
-        # of the tokens that this connection continues
+        # log-probabilities of the tokens that this connection continues
         self._continued_logprobs: list[TokenLogprob] = []
         self._logprobs: list[TokenLogprob] = []
 

@@ -101,7 +101,7 @@ class ApiClient:
         Raises:
             BackendError: the call failed, or the answer is incomplete or can't be read.
             TruncatedError: a constrained answer was cut short.
-            ValueValidationError: it has several tool calls where one is allowed.
+            ValueValidationError: the answer has several tool calls where one is allowed.
         """
         reader = api.reader()
         account = CallAccount(request, reader, tokenizer)
@@ -223,7 +223,7 @@ class ApiClient:
         Raises:
             RefusalError: the model refused to answer.
             TruncatedError: a constrained answer was cut short.
-            ValueValidationError: it has several tool calls where one is allowed.
+            ValueValidationError: the answer has several tool calls where one is allowed.
             BackendError: the answer is empty.
         """
         name = self.errors.name
@@ -362,7 +362,7 @@ class CallAccount:
         if self._over or unreported_usages.get() is None:
             return
         unanswered = self._sent.processed - self.answered
-        if not self._sent.tried:  # by an SDK with connections of its own
+        if not self._sent.tried:  # an SDK with its own connections sent it
             unanswered = isinstance(error, BackendError) and error.usage is None
         if error is None:
             add_unreported_usage(self._maximum_usage(), unanswered - 1)

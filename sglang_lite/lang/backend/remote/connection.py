@@ -166,7 +166,7 @@ def _installed_version(package: str) -> int:
         version = str(importlib.metadata.version(package))
     except importlib.metadata.PackageNotFoundError:
         return 0
-    found = re.match(r"(?:\d+!)?(\d+)", version)  # behind an epoch, if any
+    found = re.match(r"(?:\d+!)?(\d+)", version)  # after an epoch, if any
     return int(found[1]) if found else 0
 
 

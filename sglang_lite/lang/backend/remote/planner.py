@@ -39,7 +39,7 @@ class FirstTokenGate:
     __slots__ = ("_beginning", "_opened")
 
     def __init__(self) -> None:
-        # of the first branch's text; None until a branch arrives
+        # first characters of the first branch's text; None until a branch arrives
         self._beginning: str | None = None
         self._opened = asyncio.Event()
 
@@ -84,11 +84,11 @@ class BehindGate(AnswerSource):
         try:
             yield
         finally:
-            if self._leads:  # on failure, too
+            if self._leads:  # also after a failure
                 self._gate.open_gate()
 
     async def agenerate(self, question: NodeQuestion) -> AsyncGenerator[Delta | Generation, None]:
-        if self._leads:  # for its first token
+        if self._leads:  # streams, to notice the first token
             question = replace(question, stream=True)
         events = (
             question.request_events() if self.source is None else self.source.agenerate(question)

@@ -167,7 +167,7 @@ def _unwrap_and_validate(constraint: Constraint, strategy: Strategy, text: str) 
         if strategy.form.wrapped or strategy.name != "repair":
             return text  # objects are validated later, like all values
     if strategy.name == "tools":
-        return text  # as are calls, which a loop of tools may show to the model instead
+        return text  # calls, too; a tool loop may show invalid ones to the model
     validate(constraint, text)
     return text
 

@@ -48,7 +48,7 @@ from sglang_lite.text.stop import StopMatcher
 
 # metadata of an answer that came with another generation's call
 _NOT_ASKED = {"calls": 0, "cost": 0.0}
-_BESIDE = 16  # tokens of the constant text beside a value, at most
+_BESIDE = 16  # maximum number of tokens of constant text next to a value
 
 
 def create_turn_sources(
