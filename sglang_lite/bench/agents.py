@@ -101,7 +101,7 @@ def total_tokens_at_end(all_turns: Sequence[tuple[AgentTurn, ...]]) -> int:
 def run_agents(
     engine: Engine, all_turns: Sequence[tuple[AgentTurn, ...]], *, as_program: bool
 ) -> AgentsMeasured:
-    """Empties the engine's cache, runs all agents at the same time, and measures them.
+    """Empties the engine's cache, then runs all agents at the same time and measures the run.
 
     Args:
         all_turns: turns of each agent.
@@ -226,7 +226,7 @@ class _Agent(ABC):
         else:
             try:
                 self.play_turn(self.turns[self.at])
-            except SglError as refused:  # on a timer's thread, where nobody would see it
+            except SglError as refused:  # on a timer's thread, where nobody would see the error
                 self.ended(refused)
 
 

@@ -20,8 +20,8 @@ class Rates:
     """Measured rates of GPUs that share each layer.
 
     Attributes:
-        bytes_per_s: bytes per second of a large copy on the device, read and written, of all GPUs
-            together.
+        bytes_per_s: bytes per second that a large copy on the device reads and writes, summed over
+            all GPUs.
         flops_per_s: floating-point operations per second of a large bfloat16 product, of all GPUs
             together.
         gpus: number of GPUs.
@@ -90,7 +90,7 @@ def estimate_minimum_seconds(
         )
         return size * read + 2 * head
 
-    # Seconds of a token's sums, of 16 bits.
+    # Seconds that the sums of one token take, with 16 bits per number.
     sums = 2 * len(layers) * 2 * hidden * 2 * (1 - 1 / rates.gpus) / rates.link_bytes_per_s
 
     token = (2 if spec.latent else size) * spec.kv_layout.numbers

@@ -140,7 +140,8 @@ def _common_settings(fp8: bool) -> dict[str, Any]:
 
 def _time_workload(work: Workload, generate: _Generate, flush: Callable[[], bool]) -> float:
     def flush_peer_cache() -> None:
-        # Refused for a moment after the last result, until the following step has been processed.
+        # The peer refuses to flush for a moment after the last result, until it has processed the
+        # following step.
         if not any(flush() for _ in range(1000)):
             raise RuntimeError("the prefix cache can't be emptied")
 

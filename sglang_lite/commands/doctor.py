@@ -35,7 +35,7 @@ _TOKENS: Final = 64  # number of tokens whose generation is timed
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Something that was checked, what was found, and what to do about it ("" for nothing)."""
+    """Result of one check: its subject, the finding, and what to do about it ("" for nothing)."""
 
     about: str
     found: str

@@ -200,7 +200,7 @@ def _open_results(file: Path, identity: Mapping[str, Json], rows: Sequence[_Row]
     with contextlib.ExitStack() as stack:
         try:
             out = stack.enter_context(file.open("r+b" if file.exists() else "w+b", buffering=0))
-            if sys.platform != "win32":  # Python has no such locks there
+            if sys.platform != "win32":  # Python has no file locks on Windows
                 import fcntl
 
                 fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -101,7 +101,7 @@ def _tool_function(program: SglFunction, backend: BackendLike | None) -> Any:
                 if isinstance(error, Exception)
                 else f"the program exited: {error}"
             )
-            raise ToolError(str(told)) from error  # whose text the client reads
+            raise ToolError(str(told)) from error  # the client reads the text of this error
         return json.dumps(outcome_to_json_data(state), ensure_ascii=False)
 
     written = inspect.signature(program.func, eval_str=True)

@@ -22,8 +22,8 @@ _BINS: Final = 10  # of a calibration
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Metric of an evaluation: its kind, the value in a result that it rates, and the column with
-    the right value.
+    """Metric of an evaluation: its kind, which value of a result it rates, and the column with the
+    right value.
 
     Attributes:
         kind: "exact", "accuracy", "calibration" or "judge".

@@ -27,8 +27,8 @@ def load_program(file: Path, function: str | None) -> SglFunction:
         function: name of the program, if the file has several.
 
     Raises:
-        ParameterError: the file can't be imported, or has no such program, or several and no name
-            is given.
+        ParameterError: the file can't be imported, has no program of this name, or has several
+            programs while no name is given.
     """
     found = programs_in(import_program_file(file), function)
     if len(found) > 1:

@@ -23,9 +23,9 @@ from sglang_lite.constraints.memo import memoize
 from sglang_lite.constraints.schema import parse_json
 from sglang_lite.protocol import Constraint, ConstraintError, JsonSchema
 
-# Limits of llguidance's work. The lexer's exceed the library's defaults, because large schemas need
-# that. Lexemes are not precomputed, because that silently spends the fuel of the first steps
-# (version 1.9.1 then refuses a text of {1,5000} & [^ ]+).
+# Limits of llguidance's work. The limits of the lexer exceed the library's defaults, because large
+# schemas require that. Lexemes are not precomputed, because that silently spends the fuel of the
+# first steps (version 1.9.1 then refuses a text of {1,5000} & [^ ]+).
 _LEXER_FUEL = 20_000_000
 STEP_FUEL = 10_000_000
 _STEP_ITEMS = 500_000
@@ -77,9 +77,8 @@ def _build_lark_grammar(language: Language, longest_forced: int) -> tuple[str, b
 
 
 def _is_forced_text_expensive(text: str) -> bool:
-    """Returns True if llguidance needs too much work to find the text that every output of a
-    grammar begins with: more than a mask may take. llguidance limits this work only after the first
-    mask.
+    """Returns True if finding the text that every output of a grammar begins with takes more work
+    than a mask may take. llguidance limits this work only after the first mask.
 
     Raises:
         ConstraintError: the first byte alone takes too much work.
@@ -116,7 +115,7 @@ def start(text: str, tokenizer: LLTokenizer) -> LLMatcher:
 
 def _parser_limits(text: str) -> LLParserLimits:
     """Returns limits for llguidance's work on a grammar. Some of them grow with the number of
-    alternatives and the size of texts to take substrings from.
+    alternatives and the size of the texts whose substrings it allows.
     """
     # a terminal is always one item
     rules = (line for line in text.split("\n") if not line.startswith("T"))
@@ -133,8 +132,8 @@ def _parser_limits(text: str) -> LLParserLimits:
 
 
 def count_substring_source_characters(text: str) -> int:
-    """Counts the characters of a grammar's `%regex` lines, which hold the texts to take substrings
-    from.
+    """Counts the characters of a grammar's `%regex` lines, which contain the texts whose substrings
+    the grammar allows.
     """
     return sum(len(line) for line in text.split("\n") if "%regex {" in line)
 

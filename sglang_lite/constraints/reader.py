@@ -1,5 +1,5 @@
-"""Reads a text of a language from the beginning of free text, as the program that uses a model's
-answer would: the longest one, in whole words.
+"""Finds the text of a language that free text begins with: the longest one that does not end inside
+a word. A program that uses a model's answer would read the same text.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang_lite.constraints.formal.automaton import Automaton
 from sglang_lite.constraints.formal.nodes import Language
 from sglang_lite.constraints.formal.terms import DEAD
 
-_MAX_STEPS = 500_000  # steps that a reader keeps
+_MAX_STEPS = 500_000  # maximum number of steps that a reader stores
 
 
 class ByteLanguage(Protocol):
@@ -20,7 +20,7 @@ class ByteLanguage(Protocol):
 
     Attributes:
         start: state before the first byte.
-        full: True if so many states are known that the language should be built again.
+        full: True if the language has stored so many states that it should be rebuilt.
     """
 
     @property
@@ -33,14 +33,14 @@ class ByteLanguage(Protocol):
         """Returns the state after another byte, or None if no text continues with it."""
 
     def is_text(self, state: Any) -> bool:  # each language has its own states
-        """Returns whether the bytes before a state are a text of the language."""
+        """Returns True if the bytes that lead to a state form a text of the language."""
 
 
 class TextTree:
-    """Language of some texts.
+    """Language that consists of the given texts, stored as a prefix tree.
 
     Args:
-        texts: the texts, of which one may be empty.
+        texts: the texts; one of them may be empty.
     """
 
     full = False
@@ -67,8 +67,8 @@ class TextTree:
 
 
 class LanguageBytes:
-    """Bytes of a language's texts. A state is one of the automaton's, with the bytes of a character
-    that is still incomplete.
+    """Follows the texts of a language byte by byte. A state is a state of the automaton, together
+    with the bytes of the character that is still incomplete.
 
     Args:
         language: the language.
@@ -103,7 +103,7 @@ class LanguageBytes:
 
 
 class AfterText:
-    """Language of the texts of another one, each behind a given text.
+    """Language whose texts are a given text followed by a text of another language.
 
     Args:
         before: the given text.
@@ -120,7 +120,7 @@ class AfterText:
         return self._language.full
 
     def _state_after(self, count: int) -> Hashable:
-        """Returns the state after some bytes of the given text."""
+        """Returns the state after the first `count` bytes of the given text."""
         return ("before", count) if count < len(self._before) else ("in", self._language.start)
 
     # the other language has its own states
@@ -138,12 +138,12 @@ class AfterText:
 
 
 class TextReader:
-    """Reader of a language's texts. A position is the number of what is known after some bytes,
-    while it is open what is read.
+    """Reads the text of a language that free text begins with, byte by byte. A position is an index
+    into `_known`, which stores what is known about the bytes so far.
 
-    A text that ends in a letter or digit is only read where no other letter or digit follows: "no"
-    isn't read from "nothing", but it is from "no-one". What counts as a letter: A to Z, a to z, and
-    all characters from U+00C0 to U+053F.
+    A text that ends in a letter or digit is read only if no other letter or digit follows: "no" is
+    read from "no-one", but not from "nothing". Letters are A to Z, a to z, and all characters from
+    U+00C0 to U+053F.
 
     Args:
         language: the language.
@@ -161,7 +161,7 @@ class TextReader:
 
     @property
     def full(self) -> bool:
-        """True if a new reader should replace this one, which keeps all that it has read."""
+        """True if a new reader should replace this one, because it has stored too many steps."""
         return len(self._steps) > _MAX_STEPS or self._language.full
 
     def step(self, position: int, byte: int) -> int | None:
@@ -187,8 +187,9 @@ class TextReader:
         )
 
     def count_bytes_since_text(self, position: int, byte: int | None) -> int | None:
-        """Returns how many bytes before a position the text ends that is read if a byte follows
-        with which no text continues. Returns None if none is read.
+        """Returns the number of bytes between the end of the longest text read so far and a
+        position, given that no text continues with the byte that follows. Returns None if no text
+        is read.
 
         Args:
             position: the position.
@@ -201,8 +202,8 @@ class TextReader:
         return known.since_text
 
     def count_open_bytes(self, position: int) -> int:
-        """Returns how many of the last bytes before a position may not belong to the text that is
-        read. All others do, if one is read.
+        """Returns how many of the last bytes before a position may turn out to lie after the text
+        that is read. If a text is read, all earlier bytes belong to it.
         """
         return self._known[position].since_text or 0
 
@@ -214,7 +215,7 @@ class TextReader:
 
 
 class _Known(NamedTuple):
-    """What is known after some bytes.
+    """What is known about the bytes read so far.
 
     Attributes:
         state: state of the language.
@@ -229,14 +230,16 @@ class _Known(NamedTuple):
 
 
 def _begins_word_character(byte: int) -> bool:
-    """Returns whether a character that begins with a byte of UTF-8 is a letter or digit."""
+    """Returns True if a character whose first UTF-8 byte is `byte` counts as a letter or digit."""
     return (
         0x30 <= byte <= 0x39 or 0x41 <= byte <= 0x5A or 0x61 <= byte <= 0x7A or 0xC3 <= byte <= 0xD4
     )
 
 
 def _length(first: int) -> int:
-    """Returns the number of bytes of a character, or 0 if none begins with this byte."""
+    """Returns the number of bytes of a UTF-8 character that begins with a byte, or 0 if no
+    character does.
+    """
     if first < 0x80:
         return 1
     if 0xC2 <= first <= 0xF4:
@@ -245,8 +248,8 @@ def _length(first: int) -> int:
 
 
 def _code_points(partial: bytes) -> tuple[int, int]:
-    """Returns the first and the last code point of the characters that begin with some bytes. The
-    first one is greater if there are none.
+    """Returns the first and the last code point of the characters whose UTF-8 form begins with some
+    bytes. If there are no such characters, the first code point is greater than the last one.
     """
     length = _length(partial[0])
     if not length or any(not 0x80 <= byte < 0xC0 for byte in partial[1:]):
@@ -255,6 +258,6 @@ def _code_points(partial: bytes) -> tuple[int, int]:
     for byte in partial[1:]:
         code = code << 6 | byte & 0x3F
     missing = 6 * (length - len(partial))
-    shortest = (0, 0x80, 0x800, 0x10000)[length - 1]  # others have fewer bytes
+    shortest = (0, 0x80, 0x800, 0x10000)[length - 1]  # smaller code points have fewer bytes
     low, high = code << missing, (code + 1 << missing) - 1
     return max(low, shortest), min(high, sys.maxunicode)

@@ -71,10 +71,10 @@ def client_schema(
 ) -> JsonSchema:
     """Returns the constraint for a schema sent by a client of a server.
 
-    Objects that list their members get no others, as in SGLang, vLLM and OpenAI: clients omit
-    `additionalProperties`, and models that see the schema write parts of it as members.
-    Objects keep the specification's meaning if they restrict other members, combine several
-    schemas, or require a member that they don't list.
+    Objects that list their members allow no others, the same way as in SGLang, vLLM and OpenAI.
+    Clients omit `additionalProperties`, and models that see the schema would write parts of it as
+    members. Objects keep the specification's meaning if they restrict other members, combine
+    several schemas, or require a member that they don't list.
 
     Args:
         source: schema, or its JSON text.
@@ -88,7 +88,7 @@ def client_schema(
         text = json.dumps(
             closed_objects.close_objects(json.loads(constraint.schema), simple_only=True)
         )
-    # the grammar's compiler reports it with its place, or ignores it
+    # the compiler of the grammar reports the error with its location, or ignores it
     except (ConstraintError, RecursionError):
         return constraint
     return msgspec.structs.replace(constraint, schema=text)

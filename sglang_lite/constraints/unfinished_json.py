@@ -1,8 +1,8 @@
 """Closes a JSON text that was cut off by a limit, without changing any value that the model wrote.
 
-The text is rolled back to a place where only closing brackets are needed to complete it.
-A number counts only once the next character has arrived, since it might have gone on.
-Strings marked as prose may be cut anywhere.
+The text is cut back to a position where closing brackets suffice to complete it. A number is kept
+only if the next character has arrived, since otherwise more digits might have followed. Strings
+marked as prose may be cut anywhere.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _HEX = r"[0-9a-fA-F]{4}"
 _ESCAPE = re.compile(
     rf"\\(?:[^u]|u(?![dD][89abAB]){_HEX}|u{_HEX}(?:\\u{_HEX}|(?=[^\\]|\\[^u])))", re.DOTALL
 )
-_WORDS = frozenset({"true", "false", "null"})  # their last letter ends them
-_MAX_TRIED = 64  # places tried per text
+_WORDS = frozenset({"true", "false", "null"})  # complete at their last letter
+_MAX_TRIED = 64  # maximum number of positions tried per text
 
 
 @dataclass(frozen=True, slots=True)

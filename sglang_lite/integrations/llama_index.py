@@ -182,7 +182,7 @@ def _to_chat_message(message: ChatMessage) -> dict[str, Json]:
         elif isinstance(block, ToolCallBlock):
             function = {"name": block.tool_name, "arguments": block.tool_kwargs}
             calls.append({"id": block.tool_call_id, "type": "function", "function": function})
-        elif not isinstance(block, ThinkingBlock):  # earlier reasoning is not shown again
+        elif not isinstance(block, ThinkingBlock):  # the model does not see earlier reasoning again
             raise CapabilityError(
                 f"a message's {block.block_type} can't be read.", hint="Send texts and images."
             )

@@ -1,9 +1,9 @@
 """Model for lm-evaluation-harness. `python -m sglang_lite.integrations.lm_eval` runs its command,
 `lm_eval`, with this model registered as `sglang_lite`.
 
-The score of a continuation's last token comes from the distribution after everything before it. So
-one request serves all continuations that differ only in that token. Other continuations share as
-much of their contexts as the prefix cache holds.
+The score of a continuation's last token comes from the distribution after all tokens before it. So
+one request serves all continuations that differ only in that token. Other continuations share the
+part of their contexts that is in the prefix cache.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class SglangLiteLM(TemplateLM):
         batch_size: 1 or "auto", lm_eval's defaults: the engine forms its own batches.
         max_batch_size: None; the engine's `max_running_requests` limits how many run at once.
         device: device of the engine, such as "cpu"; lm_eval's default, "cuda:0", leaves the choice
-            to the engine. None with an engine, which has its own.
+            to the engine. None if `pretrained` is an engine, which has its own device.
         max_gen_toks: maximum number of tokens of an answer if the task sets no limit.
         **config: settings of the engine (`dtype`, `device` …).
 
@@ -147,7 +147,7 @@ class SglangLiteLM(TemplateLM):
                 continue
             tokens = (context + continuation)[-(self.max_length + 1) :]
             groups.setdefault(tuple(tokens[:-1]), []).append(index)
-        prompts = sorted(groups)  # equal beginnings are neighbours
+        prompts = sorted(groups)  # puts prompts with equal beginnings side by side
         with tqdm(total=len(requests) - len(found), disable=disable_tqdm, desc="Scoring") as shown:
             for start in range(0, len(prompts), _CHUNK):
                 chunk = prompts[start : start + _CHUNK]

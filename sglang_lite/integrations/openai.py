@@ -63,7 +63,7 @@ class EngineTransport(httpx2.AsyncBaseTransport):
                 head = {"id": f"chatcmpl-{random_id()}", "created": int(time.time())}
                 return httpx2.Response(200, json={**head, **answer.as_completion(model)})
             events = self._chat.stream_async(**fields, timeout=timeout)
-            first = await anext(events)  # or the error of an invalid request
+            first = await anext(events)  # raises the error of an invalid request
             usage = (fields.get("stream_options") or {}).get("include_usage")
             stream = _Chunks(first, events, model, usage=bool(usage))
             return httpx2.Response(
@@ -104,7 +104,7 @@ class _Chunks(httpx2.AsyncByteStream):
         yield b"data: [DONE]\n\n"
 
     async def aclose(self) -> None:
-        with contextlib.suppress(RuntimeError):  # it is being read, and ends with its reader
+        with contextlib.suppress(RuntimeError):  # events are being read; their reader ends them
             await self._events.aclose()
 
     def _encode_as_chunks(self, event: ChatEvent) -> list[dict[str, Any]]:  # JSON

@@ -41,7 +41,8 @@ class Rollouts:
 
         Args:
             url: address of the server.
-            columns: values of a row; the program's arguments are those of the same names.
+            columns: values of a row by column. The program's arguments are the columns of the same
+                names.
             sampling: the trainer's sampling parameters, for generations that don't set their own.
 
         Raises:

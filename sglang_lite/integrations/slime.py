@@ -36,9 +36,9 @@ def generate_function(program: SglFunction) -> _Generate:
             `metadata`, by those names. A number that it returns is the reward.
 
     Returns:
-        A coroutine function that fills in slime's sample and returns it, marked as aborted if all
-        answers were rejected; a list of samples, copies of it, for a run of several branches or
-        samples.
+        A coroutine function that fills in slime's sample and returns it. The sample is marked as
+        aborted if all answers were rejected. For a run with several branches or samples, the
+        function returns a list of copies of the sample.
     """
     rollouts = Rollouts(program)
 

@@ -77,6 +77,6 @@ class ProgramAgentLoop(AgentLoopBase):
 @lru_cache
 def _cached_rollouts(program: SglFunction) -> Rollouts:
     """Returns a program's Rollouts, the same object each time. verl creates an agent loop for each
-    row, and this way all of them share connections.
+    row; all these loops share one set of connections.
     """
     return Rollouts(program)

@@ -38,15 +38,16 @@ _ADVICE_COMPACTED = "Lower keep= or max_tokens= of the loop's s.compact, or comp
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """A loop of a body.
+    """Loop in the body of a program.
 
     Attributes:
         where: location of its first line.
         last_line: its last line.
-        decided: lines whose decisions may end it: those of the test of a `while`, all of a `while
-            True`, none of a `for`.
-        helpers: files and names of the functions that it calls. The body calls them nowhere else.
-        called_once: those of them that are called on one line only.
+        decided: lines whose decisions may end the loop: the test of a `while`, all lines of a
+            `while True`, no lines of a `for`.
+        helpers: (file, name) of each function that the body calls inside this loop and nowhere
+            else.
+        called_once: the helpers that have only one call in the loop.
     """
 
     where: Location
@@ -63,7 +64,7 @@ class _Loop:
         )
 
     def adds(self, where: Location | None) -> bool:
-        """Returns True if a node is added once in each iteration, by the loop or by a helper."""
+        """Returns True if line `where` runs once per iteration, in the loop or in a helper."""
         return self.contains(where) or (
             where is not None and (where.file, where.function) in self.called_once
         )
@@ -169,7 +170,9 @@ def _count_calls(tree: ast.AST) -> Counter[str]:
 def _place_of_helper(
     name: str, tree: ast.AST, body: Callable[..., UserValue]
 ) -> tuple[str, str] | None:
-    """Returns the file and the name of a function that a body defines or knows, or None."""
+    """Returns the file and the qualified name of the function that a name means in a body, or None
+    if it means no Python function.
+    """
     code = body.__code__
     for each in ast.walk(tree):
         if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) and each.name == name:
@@ -190,7 +193,7 @@ def _deciding_lines(loop: ast.For | ast.AsyncFor | ast.While, first: int) -> ran
 
 
 def _is_endless(graph: GraphRecord, loop: _Loop) -> bool:
-    """Returns True if only decisions that a run makes end a loop, and it has no compaction."""
+    """Returns True if a loop ends only by decisions made during a run, and has no compaction."""
     inside = [node for node in graph.nodes if loop.contains(node.where)]
     return (
         not graph.complete
@@ -208,8 +211,9 @@ def _iterations(prompts: Sequence[_Prompt]) -> Mapping[tuple[object, ...], list[
 
 
 def _first_full_iteration(prompts: Sequence[_Prompt], context: int) -> tuple[int, int] | None:
-    """Returns the number of the first iteration that does not fit into the context, and by how much
-    the iterations grow; None if all fit, or if the loop does not grow.
+    """Returns the number of the first iteration, from the second on, that does not fit into the
+    context, and the largest growth from one iteration to the next. Returns None if all of these
+    iterations fit.
     """
     for iterations in _iterations(prompts).values():
         for i, each in enumerate(iterations):
@@ -219,7 +223,9 @@ def _first_full_iteration(prompts: Sequence[_Prompt], context: int) -> tuple[int
 
 
 def _predict_full_iteration(prompts: Sequence[_Prompt], context: int) -> tuple[int, int] | None:
-    """Returns the same as `_first_full_iteration` for a loop that goes on like its last iterations."""
+    """Predicts the result of `_first_full_iteration` for a loop that keeps growing by the largest
+    growth measured so far. Returns None if the loop does not grow.
+    """
     for iterations in _iterations(prompts).values():
         growth = max(_growths(iterations), default=0)
         if growth > 0:
@@ -241,7 +247,7 @@ class _BranchSize:
         at_fork: tokens at the fork of the branch.
         ends: role and size at the end of each turn.
         answer: maximum number of tokens of the last answer.
-        marks: sizes at the marks, and numbers of turns.
+        marks: for each mark, the size and the number of turns there.
     """
 
     tokens: int = 0
@@ -254,8 +260,8 @@ class _BranchSize:
         return _BranchSize(self.tokens, self.tokens, list(self.ends), self.answer)
 
     def compact(self, keep: int) -> None:
-        """Leaves the system turn, the summary and the last turns. The two turns at the end, which
-        ask for the summary, go, too.
+        """Reduces the text to the system turn, the summary and the last `keep` turns. Also drops
+        the two turns at the end, which ask for the summary.
         """
         ends = self.ends[:-2]
         first = len(ends) - keep
@@ -270,8 +276,8 @@ class _BranchSize:
 def _measure_prompts(
     graph: GraphRecord, way: Way, count: Callable[[str], int], unset_max_tokens: int
 ) -> list[_Prompt]:
-    """Returns the prompts on a path, without those that ask for a summary: they are shorter than
-    the ones before.
+    """Returns the prompts on a traced path. Leaves out prompts that ask for a summary, because they
+    are shorter than the prompts before them.
     """
     sizes: dict[Path, _BranchSize] = defaultdict(_BranchSize)
     found: dict[int, _Prompt] = {}

@@ -67,7 +67,7 @@ def lint(
             None for no minimum.
         prices: prices of prompt tokens, for costs in the report.
         context: tokens of the longest text that the model takes; None for the limit of `model`.
-            Without both, growing loops are not looked at.
+            Without both, growing loops are not checked.
 
     Raises:
         ParameterError: the file, the program or a row is invalid.
@@ -157,7 +157,7 @@ def _growth_findings(
     counter: TokenCounter | None,
     backend: Backend,
 ) -> list[Finding]:
-    """Returns findings for loops that outgrow the context, if it is known."""
+    """Returns findings for loops that outgrow the context, or none if its size is unknown."""
     if context is None:
         return []
     count = partial(count_text_tokens, tokenizer=None)
@@ -204,7 +204,7 @@ def _media_findings(graph: Graph, kinds: Container[MediaKind] | None) -> Iterato
     for node in graph.nodes:
         if kinds is None or not isinstance(node.node, Picture) or node.node.medium in kinds:
             continue
-        if node.node.medium == "video" and "image" in kinds:  # the model is shown the frames
+        if node.node.medium == "video" and "image" in kinds:  # the model sees its frames
             continue
         yield Finding(
             "refused",

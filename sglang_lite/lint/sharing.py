@@ -1,5 +1,5 @@
-"""Finds the prefixes that the runs of a program share, the place where the runs begin to differ,
-and texts that could be moved to make the shared prefixes longer.
+"""Finds the prefixes that the runs of a program share, the node where the runs begin to differ, and
+texts that could be moved to make the shared prefixes longer.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ class Move:
 
     Attributes:
         where: location of the text to move.
-        line, above: line numbers in the user's file: of the text, and of its new place.
+        line, above: line number of the text in the user's file, and of the line to move it above.
         tokens: additional number of shared tokens for each run except the first.
-        less: fraction of the computed tokens that is saved, or None if it depends on the rows.
+        less: fraction of the computed tokens that the move saves, or None if it depends on the
+            rows.
     """
 
     where: Location

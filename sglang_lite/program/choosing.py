@@ -201,8 +201,8 @@ METHODS: dict[str, ChoicesSamplingMethod] = {
 
 @final
 class ExactChoice:
-    """How `sgl.exact` chooses: the text that the model itself would most likely write. Scores of
-    tokens don't tell it, so `select` becomes a `gen(exact=True)`.
+    """Method of `sgl.exact`: chooses the text that the model itself would most likely write. Token
+    scores don't determine that text, so `select` becomes a `gen(exact=True)`.
     """
 
     def __repr__(self) -> str:

@@ -70,8 +70,8 @@ class Branching(BaseNode, frozen=True, eq=False):
     """Question about a value in the body, such as an `if`. The answer is only known at run time.
 
     Attributes:
-        question: question as written in Python; empty if it asks whether the value is true, or
-            which choice it is.
+        question: question as written in Python; empty if the question is whether the value is true,
+            or which choice it is.
         outcomes: all possible answers.
     """
 
@@ -84,7 +84,7 @@ class Use(Record, frozen=True):
 
     Attributes:
         name: name of the argument or variable.
-        parts: attributes and items that lead from there to the value.
+        parts: attributes and items that lead from the argument or variable to the value.
         into: purpose: "text", "choices", "constraint", "image", "question", or the name of a
             sampling parameter.
         source: id of the node that makes the value, or None for an argument or a value that the
@@ -316,8 +316,8 @@ class GraphRecord(Record, frozen=True):
 
 
 def _fill_in_argument(node: GraphNode, row: Mapping[str, Any]) -> GraphNode:
-    """Returns a text node with the argument's value if a node stands for one, otherwise the node
-    unchanged. Images are not replaced.
+    """Returns a text node with the argument's value for a node that stands for one. Returns any
+    other node unchanged, images included.
     """
     use = node.uses[0] if isinstance(node.node, Value) else None
     if use is None or use.source is not None or use.name not in row:

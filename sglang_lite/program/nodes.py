@@ -49,7 +49,7 @@ class Expression:
         return Expressions((other, self))
 
     def __format__(self, spec: str) -> str:
-        """Raises ParameterError. In a formatted string, an expression would only be text and would
+        """Raises ParameterError. An expression inside an f-string would become plain text and would
         never be played.
         """
         raise ParameterError(

@@ -171,7 +171,7 @@ def iterate_prompts(
                 for number in range(len(branches)):
                     texts[(*node.path, i, number)] = list(here)
             case TurnEnd("system"):
-                heads[node.path] = len(here) + 1  # with the template's text behind the turn
+                heads[node.path] = len(here) + 1  # includes the template's text after the turn
             case Compact():
                 here[heads.get(node.path, 0) :] = [(run, i)]
             case Mark():

@@ -51,21 +51,22 @@ def check_known(name: str, *values: object) -> None:
             )
 
 
-# A budget is a number of tokens, or text, stored in records as a one-tuple: seconds ("30s"), or a
+# A budget is a number of tokens, or a text that records store as a one-tuple: seconds ("30s"), or a
 # share of `max_tokens` ("50%").
 Kind: TypeAlias = Literal[
     "int", "float", "bool", "strings", "token ids", "biases", "order", "budget", "exactness"
 ]
-# If top-k also applies: whether top-p refers to the mass of all tokens, or of those that top-k has
-# kept.
+# Whether top-p, if combined with top-k, refers to the mass of all tokens or only of those that
+# top-k has kept.
 SamplingOrder: TypeAlias = Literal["joint", "sequential"]
-# Whether texts are drawn with the model's own probabilities; with "bound", with a larger error if
-# computing more takes too long; with "weighted", in one try each, with weights that make up for it.
+# Whether texts are drawn with the model's own probabilities. "bound" accepts a larger error if
+# reducing it takes too long. "weighted" draws each text in one attempt, and gives it a weight that
+# corrects for that.
 Exactness: TypeAlias = bool | Literal["bound", "weighted"]
 # Places where a parameter can be given. gen: `gen`. run: `run`, `run_batch` …, `gen_int` and
 # `gen_string`. hooks: SGLang's blocking hooks of a backend, and `gen` by position. sampling_params:
 # a key of the dictionary for `Engine.generate`. request: a keyword of `Engine.generate`. openai: a
-# field of OpenAI's routes; completions: of those of chats and texts alone.
+# field of OpenAI's routes. completions: a field of OpenAI's routes for chats and texts only.
 Place: TypeAlias = Literal[
     "gen", "run", "hooks", "sampling_params", "request", "openai", "completions"
 ]

@@ -48,7 +48,7 @@ class RecordingHead(Record, frozen=True):
         begun: treatment of a turn that already has text: "continued" by the model; "asked":
             shown to the model as a separate message with a request to continue; or "refused".
             None if the backend has no rules for turns.
-        begun_constrained: the same for a turn whose beginning is followed by a constrained
+        begun_constrained: like `begun`, for a turn whose existing text is followed by a constrained
             generation.
         texts: whether the backend enforces grammars, so that a turn can be requested as one
             text.

@@ -39,8 +39,8 @@ class Usage(Record, frozen=True):
         thrown_away_tokens: generated tokens of failed attempts.
         host_tokens, disk_tokens: cached tokens that a local engine had to copy from the
             host's memory or read from files.
-        image_tokens, cached_image_tokens: tokens of the prompt that stand for images of a
-            local engine, and how many of them were read from the cache.
+        image_tokens, cached_image_tokens: tokens of the prompt that stand for images, and how many
+            of them were read from the cache. Reported by local engines only.
     """
 
     prompt_tokens: int = 0
@@ -112,8 +112,8 @@ class TokenScores(Record, frozen=True):
         allowed: log of the total probability of the tokens that the constraint allowed at
             that position: 0.0 without a constraint, None for a given token. `logprobs` minus
             `allowed` is the token's log-probability under the constraint.
-        ends: number of characters of the text up to the token's end, counting a character
-            that it only begins.
+        ends: for each token, the number of characters of the text up to the token's end. A
+            character that the token only begins is counted.
     """
 
     logprobs: tuple[float | None, ...]
@@ -192,9 +192,9 @@ class Generation(Variant, frozen=True):
             log-probabilities under a constraint.
         prompt_ids: ids of the prompt's tokens, if they were requested.
         routed_experts: experts that each token of the prompt and answer passed through, int32
-            [tokens, layers, experts per token], if they were requested. The last token need
-            not be computed, so it has no entry; nor have tokens right before it that a grammar
-            forced. 0 in layers without experts.
+            [tokens, layers, experts per token], if they were requested. The last token has no
+            entry, because it need not be computed. The same holds for tokens right before it that a
+            grammar forced. 0 in layers without experts.
         hidden_states: hidden states of the same tokens after the last norm, float32 [tokens,
             hidden size], if they were requested.
     """

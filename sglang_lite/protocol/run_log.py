@@ -97,9 +97,9 @@ class CallDecision(Variant, frozen=True):
 
     Attributes:
         run, call: as for LoggedCall.
-        verdict: "approve" to make the call, "deny" not to make it, "result" if the result is
-            known, "enter" if a program in the call was suspended, so it is called again, or
-            "withdraw" if the decision before could not be used.
+        verdict: "approve" to make the call, "deny" not to make it, "result" if the result is known,
+            "enter" to make the call again because a program in it was suspended, or "withdraw" if
+            the decision before could not be used.
         arguments: arguments instead of the model's, as JSON; "" for the model's.
         text: what the model reads instead of a result.
     """
@@ -118,8 +118,8 @@ class PendingCall(Record, frozen=True):
     Attributes:
         tool: name of the tool.
         written: its arguments, as JSON.
-        in_doubt: whether the call was begun before the program was killed, so that nobody knows
-            whether it has had its effect.
+        in_doubt: whether the call had begun when the program was killed, so that its effect is
+            unknown.
         call, run: place of the call in the program, the same each time the program runs.
     """
 
@@ -145,21 +145,21 @@ class PendingCall(Record, frozen=True):
         return f"{self.run}{self.call}"
 
     def approve(self, /, **arguments: Any) -> CallDecision:  # JSON
-        """Decides to make the call; one that is in doubt is made again.
+        """Decides to make the call. A call that is in doubt is made again.
 
         Args:
-            **arguments: arguments that replace the model's of the same names.
+            **arguments: arguments that replace the model's arguments of the same names.
         """
         changed = json.dumps({**self.arguments, **arguments}) if arguments else ""
         return CallDecision(self.run, self.call, "approve", changed)
 
     def deny(self, reason: str = "it was not approved.") -> CallDecision:
-        """Decides not to make the call, or not again. The model reads the reason."""
+        """Decides not to make the call, or not to make it again. The model reads the reason."""
         return CallDecision(self.run, self.call, "deny", text=reason)
 
     def give_result(self, text: str) -> CallDecision:
-        """Gives the result of the call, which is then not made, or not again. The model reads the
-        text.
+        """Supplies the result of the call. The call is then not made, or not made again. The model
+        reads the text.
         """
         return CallDecision(self.run, self.call, "result", text=text)
 

@@ -53,7 +53,8 @@ class SavedVariable(Record, frozen=True):
             finished turns, and the open turn (role and index of its first piece) or None. None
             if no node of the text produced the value.
         node: path in the program's tree of the node that produced the value; "" if none did.
-        text: index of that text among the run's earlier texts; their number for its last text.
+        text: index in `SavedRun.earlier` of the text that `behind` refers to; the length of
+            `earlier` for the run's last text.
     """
 
     name: str
@@ -91,10 +92,10 @@ class SavedRun(Record, frozen=True):
         pieces: pieces of the text.
         messages: finished turns.
         turn: role of the open turn and the index of its first piece, or None.
-        suffixes: texts that end the turns, the open one last; None where unknown. Earlier
-            files have none.
-        turn_ends: for each finished turn, index of the piece behind its content. Earlier files
-            have none.
+        suffixes: for each turn, the text that ends it, the open turn last; None where unknown.
+            Older files have none.
+        turn_ends: for each finished turn, index of the piece after its content. Older files have
+            none.
         earlier: texts that compactions have replaced, in order.
         variables: values of the variables in the order in which they were set, including
             those that were replaced. The one with the name "" is the return value of the
@@ -103,7 +104,7 @@ class SavedRun(Record, frozen=True):
             needs.
         usage: usage of the whole run.
         format: version of this record's meaning. Earlier versions can't be read any more.
-        pending: calls of tools that a suspended run waits to be decided; empty for other runs.
+        pending: tool calls on which a suspended run waits for decisions; empty for other runs.
         log: log of a suspended run, from which it is resumed.
         identity: random text from which the idempotency keys of its calls are derived.
     """

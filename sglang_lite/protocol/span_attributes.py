@@ -1,6 +1,6 @@
 """Attributes of a result in OpenTelemetry spans, named by the semantic conventions for generative
-AI where possible. No attribute contains text: texts may be private, and the spans may be sent to
-somebody else's collector.
+AI where possible. No attribute contains text: texts may be private, and the spans may be sent to a
+third party's collector.
 """
 
 from __future__ import annotations

@@ -53,19 +53,18 @@ class CacheMiss(Record, frozen=True):
     Attributes:
         reason: "never_seen": no earlier prompt had this beginning. "evicted": the tokens were
             cached, and were dropped to make room or by a flush. "paused": the same, while the
-            program was paused. "no_state": they are cached, but no state is kept behind them,
-            which layers that sum up the past need. "other_namespace": they are cached in another
-            namespace.
-            "changed": the cache has a different text after the place. "page": less than a
-            page remains, and the cache stores only whole pages. "continued": the prompt
-            continues an earlier generation in its slot, and the rest is new. "compacted": the
-            text began anew before this prompt (`s.compact`). "disabled": the engine has no prefix
-            cache. "on_host": the host's memory has the tokens, but
-            computing them was faster than copying them, or there were few. "on_disk": the
-            same for files that this engine has written or read.
+            program was paused. "no_state": the tokens are cached, but the state after them, which
+            linear attention requires, is not. "other_namespace": the tokens are cached in another
+            namespace. "changed": the cache has a different text after the place. "page": less than
+            a page remains, and the cache stores only whole pages. "continued": the prompt continues
+            an earlier generation in its slot, and the rest is new. "compacted": the text began anew
+            before this prompt (`s.compact`). "disabled": the engine has no prefix cache. "on_host":
+            the host's memory has the tokens, but computing them was faster than copying them, or
+            there were only a few. "on_disk": the same for files that this engine has written or
+            read.
         at: number of tokens before the place.
-        left: number of characters of the prompt that were computed. None if they were not
-            counted, because they are all or many.
+        left: number of characters of the prompt that were computed. None if they were not counted,
+            because all or very many were computed.
         now: text of the prompt after the place, at most 40 characters.
         before: text that the cache has there, if any and if it is reported.
     """
@@ -123,9 +122,8 @@ class TraceNode(Record, frozen=True):
         node: path of a generation or selection in the program's tree, the same in all runs
             that reach it the same way. "" for other nodes, and for those that were added
             after the end of the program's body.
-        asked: digest of its question: the prompt, and the parameters and the constraint, or
-            the choices and the method. "" if it has no `node`, or a different backend from
-            the run.
+        asked: digest of its question: the prompt, and the parameters and the constraint, or the
+            choices and the method. "" if it has no `node`, or if its backend is not the run's.
         adapter: name of the adapter (LoRA) that answered, or None.
         image: SHA-256 of an image's content, or its address; "" for other nodes.
         thumbnail: data URL of a small version of the image; "" without pillow, or if its

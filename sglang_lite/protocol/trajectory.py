@@ -53,9 +53,9 @@ class TokenSequence(Record, frozen=True):
         model_logprobs: the model's own log-probability of an answer's token; None for other
             tokens, and if it was not recorded. It is recorded with `confidence=True`, and
             with `return_logprob=True` under a constraint.
-        spans: generations that sampled tokens of it.
-        routed_experts, hidden_states: those of its first tokens, from the last `Generation`
-            that has any.
+        spans: generations that sampled tokens of the sequence.
+        routed_experts, hidden_states: data about the sequence's first tokens, from the last
+            `Generation` that has the field.
     """
 
     ids: tuple[int, ...]

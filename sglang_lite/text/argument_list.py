@@ -64,7 +64,7 @@ def _value_text(notation: Notation, value: Any) -> str:
 
 
 def json_text(value: Json) -> str:
-    """Returns a value as JSON, without escapes of letters."""
+    """Returns a value as JSON. Non-ASCII characters are not escaped."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -92,7 +92,7 @@ class _Open:
         return brackets[1:] if self.count else brackets
 
     def separator_json(self) -> str:
-        """Counts a member or an item, and returns the JSON text before it."""
+        """Counts the next member or item, and returns the JSON text that precedes it."""
         self.count += 1
         self.ready = False
         return ", " if self.count > 1 else "[" if self.array else "{"
@@ -101,14 +101,14 @@ class _Open:
 class ArgumentListReader:
     """Incremental reader of an object whose members are written like arguments. Returns JSON text.
 
-    Reads more than a notation states, as models write it: names and strings in any quotes, Python's
-    escapes and numbers, None, True and False, tuples, commas at the end, and any blanks. Other text
-    without quotes is a string.
+    Also reads forms that models write although the notation lacks them: names and strings in any
+    quotes, Python's escapes and numbers, None, True and False, tuples, commas at the end, and any
+    blanks. Other text without quotes is a string.
 
     Args:
         notation: notation of the format.
-        schema: schema of the arguments. Text without quotes is a string where it allows strings,
-            but not that value.
+        schema: schema of the arguments. Text without quotes is read as a string if the schema
+            allows a string there, but not the value that the text would otherwise spell.
 
     Attributes:
         done: True once the following text is not an argument.
@@ -259,14 +259,12 @@ def _read_escape(text: str, at: int) -> tuple[int, str] | None:
     code = int(digits, 16) if size and re.fullmatch(f"[0-9a-fA-F]{{{size}}}", digits) else -1
     if not 0 <= code <= 0x10FFFF:
         return at + 1, "\\\\"  # as in Python, the backslash is part of the string
-    surrogate = 0xD800 <= code <= 0xDFFF  # one of two that JSON reads as one character
+    surrogate = 0xD800 <= code <= 0xDFFF  # JSON reads a pair of these as one character
     return at + 2 + size, f"\\u{code:04x}" if surrogate else _string_json(chr(code))
 
 
 def _unescape(text: str) -> str:
-    """Returns the string that the text between the quotes of a Python string spells. Half a
-    character is replaced.
-    """
+    """Decodes the text between the quotes of a Python string. Lone surrogates are replaced."""
     found: list[str] = []
     at = 0
     while (escape := text.find("\\", at)) >= 0:

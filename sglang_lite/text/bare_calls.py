@@ -32,7 +32,7 @@ class FoundCall:
         arguments: JSON text of arguments that are written as a JSON string, or "" if they are an
             object, which follows.
         doubled: whether the object is in double braces.
-        whole: False if more text is needed to know whether it is a call.
+        whole: False if more text is needed to decide whether this is a call.
     """
 
     start: int

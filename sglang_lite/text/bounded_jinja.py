@@ -3,8 +3,8 @@
 A step is roughly the evaluation of one node of the template. A character is counted every time it
 is written. Everything that can loop or allocate is counted:
 
-- loops (recursive ones, and those with `if`), macros, `call` blocks and blocks: each turn, by the
-  size of its body;
+- loops (recursive ones, and those with `if`), macros, `call` blocks and blocks: each iteration or
+  call, by the size of the body;
 - output, `{% set %}…{% endset %}`, `{% filter %}`, texts of macros: each `{{ … }}`, by its
   characters;
 - `+`, `*`, `%`, `**` and the other arithmetic, `~`: before the result is computed; integers also
@@ -49,7 +49,7 @@ MAX_ITEMS = 100_000  # in one value, including nested values
 MAX_BITS = 4_096  # size of an integer
 MAX_WIDTH = 10_000  # width of a formatted field
 
-_TURN = 10  # steps of a call or filter, and of a loop turn in addition to its body
+_TURN = 10  # steps of a call or filter, and of a loop's iteration in addition to its body
 _PER_STEP = 64  # characters copied or compared in roughly one step
 _CONTAINERS: tuple[type, ...] = (
     list,

@@ -92,7 +92,7 @@ class JinjaTemplate:
         except Exception as error:  # jinja2's own, or Python's for deep nesting
             raise TemplateError(f"{name} is not valid: {_error_text(error)}") from error
         self._turn = lru_cache(maxsize=256)(self._prefix_and_suffix_for_roles)
-        # neighbouring turns need the same renderings, which take as long as the conversation is
+        # Cached because neighbouring turns share renderings, and long conversations render slowly.
         self._marked = lru_cache(maxsize=16)(self._render_marks)
 
     @cached_property
@@ -124,8 +124,8 @@ class JinjaTemplate:
         add_generation_prompt: bool = False,
         **variables: object,
     ) -> str:
-        """Returns the text of a whole conversation, as transformers' `apply_chat_template` writes
-        it.
+        """Returns the text of a whole conversation, the same text that transformers'
+        `apply_chat_template` returns.
 
         Args:
             messages: messages of the conversation. Reasoning may be given under any of its names.
@@ -261,8 +261,8 @@ class JinjaTemplate:
 
 
 def load_template(source: str, special_tokens: Mapping[str, str]) -> JinjaTemplate:
-    """Returns a model's template. The same one for the same texts, as it remembers the text around
-    turns. Raises TemplateError like JinjaTemplate.
+    """Returns a model's template. Equal arguments give the same object, because it caches the text
+    around turns. Raises TemplateError like JinjaTemplate.
     """
     return _load_template(source, tuple(special_tokens.items()))
 
@@ -305,8 +305,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Returns JSON text as chat templates expect from `tojson`, with the parameters of
-    transformers' filter. Leaves marks unescaped, so they can be found in the text.
+    """Returns the JSON text that chat templates expect from `tojson`. Has the parameters of
+    transformers' filter. Leaves marks unescaped, so that they can be found in the text.
     """
     text = json.dumps(
         value, ensure_ascii=False, indent=indent, separators=separators, sort_keys=sort_keys

@@ -14,8 +14,8 @@ from sglang_lite.protocol import ParameterError
 
 MAX_PATTERN_BYTES = 256
 MAX_REPEATS = 100_000
-# Time limit for matching all patterns on one piece, in CPU time of the thread, so no pattern fails
-# because the machine is busy. Only catastrophic backtracking reaches it.
+# Time limit for matching all patterns on one piece, in CPU time of the thread, so that no pattern
+# fails only because the machine is busy. Only catastrophic backtracking reaches it.
 _SECONDS = 0.1
 
 

@@ -99,7 +99,7 @@ def calls_constraint(
     if forced:
         before = (
             call_format.text[1] if not call_format.text[0] else ""
-        )  # text that has no start mark is present even if empty
+        )  # without a start mark, even an empty text is followed by its end mark
         answer: Constraint = InOrder(
             (Choices((before + call_format.opening,)), calls, Choices((call_format.closing,)))
         )
@@ -427,7 +427,7 @@ class ToolParser:
         return self._switch_to(self._read_arguments, inside=False)
 
     def _read_possible_start(self) -> bool:
-        """Reads the start of a call in a format in which other text may begin likewise. A call has
+        """Reads the start of a call in a format where other text may begin the same way. A call has
         begun once its name is complete.
         """
         if self._format.middle in self._pending:

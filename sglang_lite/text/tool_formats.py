@@ -87,8 +87,8 @@ _HARMONY_MARKS = (
 
 
 def _build_dsml_format(calls: str, blank: str = "", mark: str = "｜DSML｜") -> ToolFormat:
-    """Returns the format of DeepSeek's models since V3.2, or another format that only has another
-    mark.
+    """Returns the format of DeepSeek's models since V3.2, or a format that differs from it only in
+    the arguments of this function.
     """
     opening = f"<{mark}{calls}>\n"
     closing = f"</{mark}{calls}>"

@@ -175,8 +175,8 @@ def result_text(name: str, result: str) -> str:
 def split_call_results(names: Sequence[str], text: str | Json) -> list[str | Json]:
     """Returns the results of calls in a user's turn, in the order of the calls.
 
-    Splits text that lists the results one after another in the form of `result_text`, and drops
-    that form's label. For any other content, each call's result is the whole content.
+    Splits text that lists the results one after another, each as written by `result_text`, and
+    drops the labels. For any other content, each call's result is the whole content.
 
     Args:
         names: names of the tools that were called.

@@ -52,7 +52,7 @@ def start_exact_engine(subject: Subject, longest: int, *, whole: bool = False) -
 
     Args:
         longest: longest sequence that the engine will receive, in tokens.
-        whole: whether it computes each prompt in one step, not in chunks.
+        whole: whether the engine computes each prompt in one step, not in chunks.
     """
     return Engine(
         str(subject.path),

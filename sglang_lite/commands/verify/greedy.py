@@ -39,7 +39,7 @@ def encode_prompts(subject: Subject) -> list[list[int]]:
                 texts[i] = template.render(
                     [{"role": "user", "content": texts[i]}], add_generation_prompt=True
                 )
-        except SglError:  # the check of the template says so
+        except SglError:  # the check `template` reports this
             texts = list(PROMPTS)
     limit = max(2, subject.context_length - TOKENS - 1)
     return [tokenizer.encode(text)[:limit] or [0] for text in texts]

@@ -21,9 +21,9 @@ from sglang_lite.commands.verify.records import Subject, Unread
 from sglang_lite.commands.verify.subject import explain_memory_shortage, min_float32_weight_bytes
 from sglang_lite.protocol.anything import Foreign
 
-# For a GGUF file, transformers temporarily holds the float32 tensors twice: as decoded, and in the
-# model (measured with the 0.5B: at most 4.0 GB for 2.5 GB of weights). For a folder, it needs
-# hardly more than the weights.
+# For a GGUF file, transformers temporarily stores the float32 tensors twice: as decoded, and in the
+# model (measured with the 0.5B model: at most 4.0 GB for 2.5 GB of weights). For a folder, it uses
+# hardly more memory than the weights.
 _GGUF_TIMES: Final = 1.7
 _FOLDER_TIMES: Final = 1.1
 

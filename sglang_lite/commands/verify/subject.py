@@ -20,7 +20,7 @@ from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.transformers_config import TransformersSpec
 from sglang_lite.runtime.models.weights.remote import is_address
 
-# Endings of files that decide what a model computes or reads.
+# File name endings of the files that determine what a model computes or reads.
 _HASHED: Final = (".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt")
 
 
@@ -50,7 +50,7 @@ def find_subject(name: str, settings: Mapping[str, str]) -> Subject:
             "models generate.",
             hint=f"`sglang-lite models {name}` tells what it serves; docs/embeddings.md, how to compare its vectors.",
         )
-    found = describe(str(path), **settings)  # not by its name, to make no more requests to the hub
+    found = describe(str(path), **settings)  # a name would cause more requests to the hub
     if found.refused:
         raise ModelError(f"{name}: {found.refused[0]}")
     files = open_model_files(path)

@@ -15,8 +15,8 @@ from sglang_lite.protocol import Span
 from sglang_lite.protocol.anything import Foreign
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-# Tokenizers named by GGUF files (`tokenizer.ggml.pre`) of which transformers' conversion leaves
-# something out.
+# Tokenizers, as named by GGUF files (`tokenizer.ggml.pre`), that transformers converts
+# incompletely.
 _NORMALISED: Final = ("qwen2", "qwen35")
 _SINGLE_DIGITS: Final = ("smollm",)
 _CONTROL: Final = 3  # in `tokenizer.ggml.token_type`

@@ -267,7 +267,7 @@ def _ranges(language: Language) -> int:
     return sum([len(each.ranges) for each in sets])
 
 
-@memoize  # the same strings and numbers occur in many places and schemas
+@memoize  # many schemas share the same strings and numbers
 def _render_as_single_pattern(node: Node) -> str | None:
     """Returns the definition of a lexeme as one pattern, or None if it needs operators."""
     with contextlib.suppress(ConstraintError):

@@ -66,7 +66,7 @@ class Automaton:
 
     Attributes:
         classes: numbers of the character classes, surrogates excluded.
-        sources: texts whose substrings are in the nodes, as far as they were reached.
+        sources: Substring nodes for which states have been built.
         starts: start state of each node.
     """
 
@@ -93,7 +93,7 @@ class Automaton:
         self._rule_states: dict[str, State] = {}
         # all transitions of states in sources, by state
         self._source_steps: dict[State, dict[Symbol, State]] = {}
-        self._offsets = 0  # number of text indexes in all these states
+        self._offsets = 0  # total number of text indexes in these states
         self._references: dict[State, frozenset[str]] = {}
         self._nonempty: dict[State, bool] = {}
 
@@ -572,7 +572,7 @@ def _finds_text_depth_first(
     a minimum length. A breadth-first search would then visit all shorter texts first.
 
     Args:
-        nonempty: whether states accept some text, as far as that is known. The states on the
+        nonempty: for each state already decided, whether it accepts some text. The states on the
             path are added.
     """
     seen = {state}

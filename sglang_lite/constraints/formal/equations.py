@@ -169,8 +169,8 @@ class _Equations:
             return [option for each in rest for option in self._options(each)]
         if kind == "&":
             return [frozenset().union(*some) for some in product(*map(self._options, rest))]
-        # The steps of a concatenation with a part that may be empty are also those of what follows
-        # it.
+        # If the first part of a concatenation may be empty, the steps of the second part are also
+        # steps of the concatenation.
         ends = self._options(rest[1]) if self._automaton.accepting(rest[0]) else []
         return [
             frozenset((state,)),

@@ -113,13 +113,13 @@ def most_bytes(rules: Mapping[str, Node], start: str) -> int | None:
         start: name of the rule.
     """
     found = dict.fromkeys(rules, 0.0)
-    names = list(rules)[::-1]  # mostly, rules come after the rules they use
+    names = list(rules)[::-1]  # most rules now come after the rules that they use
     growing = names
-    for _ in range(_ROUNDS):  # from below
+    for _ in range(_ROUNDS):  # starts from 0 and only increases
         growing = _update_growing_rules(rules, names, found)
         if not growing:
             break
-    while growing:  # including those that would converge later
+    while growing:  # treats rules that would converge later as unbounded, too
         found |= dict.fromkeys(growing, math.inf)
         growing = _update_growing_rules(rules, names, found)
     return None if found[start] == math.inf else int(found[start])

@@ -149,7 +149,7 @@ def _analyse_node(node: Node, rules: Mapping[str, _Found], known: dict[int, _Fou
     return found
 
 
-@memoize  # the same strings and numbers occur in many places and schemas
+@memoize  # many schemas share the same strings and numbers
 def _analyse_regular_node(node: Node) -> _Found:
     return _analyse_by_parts(node, {}, {})
 

@@ -124,8 +124,8 @@ class AllowedValues:
 
         Args:
             text: text to read.
-            unquoted: whether strings are written without quotes. If strings are allowed, JSON of
-                a value that is not allowed is then read as a string.
+            unquoted: whether strings are written without quotes. If so, and if strings are allowed,
+                text that is JSON of a forbidden value is read as a string.
         """
         try:
             value = json.loads(text, parse_constant=refuse_non_finite)

@@ -35,7 +35,8 @@ _COMPARED = 64  # maximum number of compared pairs of states of two alternatives
 
 
 def widen_quotes_to_strings(language: Language) -> Language | None:
-    """Widens a language so that each quote may be any string that begins like one.
+    """Widens a language so that each quote may be any string that begins with a non-blank
+    character, as all quotes do.
 
     Returns None if a text could begin with a string that is no quote and still be in the
     widened language. This happens if a quote has other requirements, such as a number of
@@ -116,7 +117,7 @@ def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
 
 
 def _are_distinct_before_quotes(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:
-    """Returns True if a text always shows before a quote which of the options it belongs to."""
+    """Returns True if the text before a quote always determines the option that it belongs to."""
     automaton = Automaton(*options, rules=rules)
     pairs = list(combinations(automaton.starts, 2))
     seen = set(pairs)

@@ -19,7 +19,7 @@ ASSERTING = {
     "unevaluatedItems",
     "unevaluatedProperties",
 } - {REPEATS}
-_NO_ASSERTIONS = {  # keywords that obviously assert nothing
+_NO_ASSERTIONS = {  # keywords that assert nothing in any draft
     "$anchor", "$comment", "$defs", "$dynamicAnchor", "$id", "$recursiveAnchor", "$schema", "$vocabulary", "default",
     "definitions", "deprecated", "description", "examples", "id", "readOnly", "title", "writeOnly", SOURCES, REPEATS,
     PROSE,

@@ -33,9 +33,9 @@ def close_objects(schema: object, *, simple_only: bool = False) -> Json:
     schemas as a whole. Conditions (`if`, `not`, `contains`) and meta-schemas stay unchanged.
 
     Args:
-        simple_only: whether to leave objects open that are composed of several schemas, or
-            that require a member that they don't list. Every value that was possible before,
-            except unlisted members, then remains possible.
+        simple_only: whether to leave objects open that are composed of several schemas, or that
+            require a member that they don't list. The result then forbids nothing that the schema
+            allows, except unlisted members.
 
     Raises:
         ConstraintError: an object can't be closed by one keyword in the draft that the schema

@@ -21,8 +21,8 @@ class ContainerWriter(Protocol):
         comma: text between items.
         any_order: True if members may come in any order.
         plain: True if each number has exactly one spelling.
-        masked_shapes: collects the shapes whose remaining rules are enforced by masks; None
-            if none are.
+        masked_shapes: collects the shapes whose remaining rules masks enforce; None if masks
+            enforce no rules.
     """
 
     reader: SchemaReader

@@ -112,7 +112,7 @@ class Document:
         root: the schema.
         draft: name of the draft, as in the URI of `$schema`.
         ref_hides_siblings: True if `$ref` hides the keywords next to it in this draft.
-        unknown: keywords that its dialect does not have.
+        unknown: keywords that the schema's dialect does not have.
         roots: the schema and the meta-schemas that it refers to, by the prefix of pointers into
             them.
         start: location of the whole schema.

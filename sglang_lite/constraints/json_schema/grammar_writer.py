@@ -66,7 +66,7 @@ class GrammarWriter:
     Args:
         reader: reader of the schema.
         style: style of the text.
-        masked_shapes: collects the rules that are enforced by masks; None if none are.
+        masked_shapes: collects the rules that masks enforce; None if masks enforce no rules.
         plain: whether each number has exactly one spelling.
         rules: rules of another writer, to which new rules are added.
 

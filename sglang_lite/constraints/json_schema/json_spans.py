@@ -19,7 +19,7 @@ class PlacedValue:
 
     Attributes:
         value: the value, if it is a scalar; None for arrays and objects.
-        start, end: index of its first character, and of the character after it.
+        start, end: index of the value's first character, and of the character after the value.
         parts: items by index, or members by name, in the order of the text; None for scalars.
     """
 
@@ -36,7 +36,7 @@ def locate_values(text: str) -> PlacedValue:
         ValueError: the text is not JSON.
         RecursionError: the value is nested too deeply.
     """
-    json.loads(text)  # validates the text, so the places can be read without checks
+    json.loads(text)  # validates the text, so the positions can be found without checks
     return _locate_value(text, _skip_blanks(text, 0))
 
 

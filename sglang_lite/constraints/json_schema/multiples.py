@@ -1,9 +1,9 @@
 """Multiples of a rational number as decimal digits.
 
-A step is a whole number over a power of ten, so a multiple is recognised by its digits
-without the point. Factors 2 and 5 are recognised by the last digits, powers of other
-small primes by the remainder. Other factors have expressions of reasonable size only if
-the number of digits is bounded.
+A step is a whole number divided by a power of ten, so a multiple is recognised by its digits
+without the point. Factors 2 and 5 are recognised by the last digits, powers of other small primes
+by the remainder. Other factors have expressions of reasonable size only if the number of digits is
+bounded.
 """
 
 from __future__ import annotations

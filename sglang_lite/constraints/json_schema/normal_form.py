@@ -77,9 +77,9 @@ def normalise_embedded_schema(constraint: JsonSchema) -> NormalForm:
     names and items there.
 
     Raises:
-        ConstraintError: no value satisfies the schema, it is too complex, or it has a keyword
-            that can't be enforced although the constraint does not allow best effort.
-            `pointer` is the place of the fault.
+        ConstraintError: no value satisfies the schema, it is too complex, or it has a keyword that
+            can't be enforced although the constraint does not allow best effort. The error's
+            `pointer` locates the fault.
     """
     return _build_normal_form(constraint, False)
 
@@ -117,8 +117,8 @@ def build_tagged_language(schema: JsonSchema, tags: Tags) -> Language:
     """Returns the language of a TaggedObject, an object whose members are written between tags.
 
     Raises:
-        ConstraintError: no value satisfies the schema, or it can't be enforced in this format
-            and must not stay unchecked. `pointer` is the place of the fault.
+        ConstraintError: no value satisfies the schema, or it can't be enforced in this format and
+            must not stay unchecked. The error's `pointer` locates the fault.
     """
     return _build_language(schema, lambda reader, style: TaggedWriter(reader, style, tags))
 

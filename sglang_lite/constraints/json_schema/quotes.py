@@ -41,7 +41,7 @@ from sglang_lite.protocol.parameter import check_known
 if TYPE_CHECKING:
     from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler
 
-# pieces of the documents times `min_words`; an engine counts words starting at each piece
+# maximum of pieces times `min_words`; an engine counts words from each piece on
 MAX_COUNTED = 800_000
 MAX_SOURCE_CHARS = 400_000  # characters of the documents of one quote
 KEYWORD = "x-quote"
@@ -127,8 +127,8 @@ class Quote:
                 f"much work: at most {MAX_COUNTED // count}.",
                 hint="Quote from the passages that matter, or set a smaller min_words.",
             )
-        # The excluded texts are decided after a few characters, and cost an engine nothing after
-        # that.
+        # An engine can exclude these texts after a few characters, and after that they cost
+        # nothing.
         excluded = [EMPTY, concat(BLANK, ANY_TEXT)]
         if self.min_words:
             letters = charsets.singles(

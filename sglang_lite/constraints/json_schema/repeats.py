@@ -1,4 +1,4 @@
-"""Limits on how many equal items in a row the lists of a generated text may have.
+"""Limits on the number of equal items in a row in the lists of a generated text.
 
 Set by the `repeats` parameter of a generation and the keyword `x-repeats`. Texts that
 exceed the limit are still valid.

@@ -30,10 +30,10 @@ class Style:
         any_order: True if members may come in any order.
         decimals: True if whole numbers may have a fraction of zeros.
         separators: one fixed text each for comma and colon, used to write a given value.
-        gap_text: one fixed text for `gap`, used likewise.
+        gap_text: one fixed text for `gap`, used for the same purpose.
         words: texts of null, false and true.
-        quote: mark before and after a string; other marks than double quotes are around strings
-            that are written verbatim.
+        quote: mark before and after a string. Strings between marks other than double quotes are
+            written verbatim.
         bare_names: True if members' names have no quotes.
     """
 

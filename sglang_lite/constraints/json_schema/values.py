@@ -171,8 +171,8 @@ class ObjectShape:
 
 
 class Contains(NamedTuple):
-    """Bound on the number of items in a formula. From index `start` on, at least `least` and at
-    most `most` items are in it.
+    """Bound on the number of items whose values are in a formula: from index `start` on, at least
+    `least` and at most `most`.
     """
 
     formula: Formula
@@ -197,8 +197,8 @@ class ArrayShape:
         set_pointer: JSON Pointer of the array's schema if the array spells a set. Equal items
             are then valid, but are not generated if the grammar or the masks can prevent
             them.
-        repeats: maximum number of equal items generated in a row (`x-repeats`), or None. More
-            are valid.
+        repeats: maximum number of equal items generated in a row (`x-repeats`), or None. Arrays
+            with more are valid too.
     """
 
     prefix: tuple[Formula, ...] = ()
@@ -305,7 +305,7 @@ class Algebra:
 
     def subtract_set(self, a: ValueSet, b: ValueSet) -> ValueSet:
         """Returns the difference of two sets."""
-        if b.inexact:  # b may contain values that it should not
+        if b.inexact:  # `b` may exceed the exact set, so nothing is removed
             return replace(a, inexact=True)
         return ValueSet(
             a.null and not b.null,

@@ -1,8 +1,8 @@
 """Writes objects in the notation of a call's arguments (`Notation`): `a=1, b="x"`.
 
-The values are written like JSON, in a style with the notation's words and quotes. Arrays and
-objects are rules of their own, whose lexemes may be read greedily. Other values are part of a
-lexeme with their names, so that the calls of many tools have few lexemes.
+The values are written like JSON, in a style with the notation's words and quotes. Each array and
+object has its own rule, whose lexemes may be read greedily. Other values are part of a lexeme with
+their names, so that the calls of many tools have few lexemes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ArgumentListWriter:
 
     Args:
         reader: reader of the schema.
-        style: style of JSON, for what the notation doesn't state.
+        style: style of JSON for everything that the notation doesn't define.
         notation: notation of the arguments.
     """
 

@@ -59,7 +59,7 @@ def write_array(writer: ContainerWriter, shape: ArrayShape) -> Node:
     if shape.set_pointer is not None:
         try:
             return concat(opening, _write_unique_items(writer, shape))
-        except ConstraintError:  # a set is an error only if it needs too many items
+        except ConstraintError:  # a set may repeat items unless it needs too many
             if writer.plain or shape.least > MAX_DISTINCT:
                 raise
     return concat(opening, _write_any_items(writer, shape))

@@ -152,8 +152,8 @@ def _write_nonnegative_range(
         )
     first, begin = _split_at_point(low)
     after = _fractions_at_least(begin, is_open=low_open)
-    # If any fraction may follow, `first` counts as another whole part, so a long round number has
-    # few options.
+    # If any fraction may follow `first`, it is written together with the larger whole parts, so
+    # that a long round number has few options.
     from_first = [] if after == _FRACTION else [concat(literal(str(first)), after)]
     start = first + len(from_first)
     if high is None:

@@ -85,7 +85,7 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
         return concat(before, inner, after)
 
     def write_excluded(node: Node) -> Node:
-        if isinstance(node, Concat) and node.parts[-1:] == (ANY_TEXT,):  # the beginning is decisive
+        if isinstance(node, Concat) and node.parts[-1:] == (ANY_TEXT,):  # only the start matters
             return concat(before, written(concat(*node.parts[:-1])), ANY_TEXT)
         return write_whole(node)
 

@@ -43,15 +43,15 @@ class ClassReader:
     Attributes:
         cls: the class.
         names: keywords of its constructor by the names of the model's fields.
-        checks: name of what the constructor checks beyond the types of fields, or "" for
-            nothing.
+        checks: description of the checks that the constructor makes beyond the types of fields, or
+            "" if it makes none.
     """
 
     cls: type
     names: dict[str, str]
     checks: str
 
-    def build_value(self, model: Any) -> Any:  # an instance of a model made here, of the class
+    def build_value(self, model: Any) -> Any:  # instance of the class's pydantic stand-in
         """Builds an instance of the class from the fields set on its pydantic stand-in."""
         try:
             return self.cls(
@@ -253,8 +253,8 @@ class _Readable:
 
 
 def _name_constructor_checks(cls: Any) -> str:
-    """Returns words for what the constructor of a class checks beyond the types of fields, such as
-    `__post_init__`. Returns "" if it checks nothing else.
+    """Describes the checks that the constructor of a class makes beyond the types of fields, such
+    as "__post_init__". Returns "" if it makes none.
     """
     if not hasattr(cls, "__attrs_attrs__"):
         return "__post_init__" if hasattr(cls, "__post_init__") else ""
@@ -264,7 +264,7 @@ def _name_constructor_checks(cls: Any) -> str:
 
 
 def _convert_metadata(each: Any) -> Any:
-    """Converts the metadata of an annotation to what pydantic reads."""
+    """Converts one item of an annotation's metadata to a form that pydantic reads."""
     if not isinstance(each, msgspec.Meta):
         return each
     from pydantic import Field

@@ -238,7 +238,7 @@ def _first_sentence(error: Exception) -> str:
 
 
 def _suggest_readable_type(annotation: Any) -> str:
-    """Returns advice on what to write instead of a type that pydantic can't read."""
+    """Suggests what to write instead of a type that pydantic can't read."""
     if not isinstance(annotation, type):
         return ""
     if inspect.get_annotations(annotation):

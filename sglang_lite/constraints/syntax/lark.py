@@ -5,13 +5,12 @@ Terminals match their regular expressions, which are in the project's only diale
 its text after every terminal. Templates are expanded to a rule for each use, `%extend`
 adds an alternative to a rule, `%override` replaces it.
 
-Supported additions of llguidance: `{m,n}`, `&` and `~` between terminals, `%json {…}`,
-`%regex {…}` (substrings of a text), special tokens that grammars may use as text, and the
-attributes `lazy` and `suffix` (the shortest texts of a rule). Not supported: other
-attributes, other special tokens, imports from modules other than `common`, and uses of
-terminals that `%declare` leaves to a postlexer. Priorities choose among derivations, all
-of which are followed here, so they have no effect. Nor have aliases and the marks `?`,
-`!`, `_`.
+Supported additions of llguidance: `{m,n}`, `&` and `~` between terminals, `%json {…}`, `%regex {…}`
+(substrings of a text), special tokens that grammars may use as text, and the attributes `lazy` and
+`suffix` (the shortest texts of a rule). Not supported: other attributes, other special tokens,
+imports from modules other than `common`, and uses of terminals that `%declare` leaves to a
+postlexer. Priorities choose among derivations, all of which are followed here, so they have no
+effect. Aliases and the marks `?`, `!`, `_` have no effect either.
 
 Source: Lark's grammar reference; llguidance, docs/syntax.md.
 """

@@ -121,8 +121,8 @@ def parse_schema_pattern(pattern: str) -> Node:
     parser = _Parser(pattern, ecma=True)
     tree = parser.parse()
     more = Repeat(ANY_CHAR, 1, None)
-    # Pairs of (texts before the match, what ^ matches there); the same for the texts after it and
-    # $.
+    # Pairs of (texts before the match, what ^ matches there), and pairs of (texts after the match,
+    # what $ matches there).
     anchored: list[tuple[Node, Node]] = [(EMPTY, EMPTY), (more, NOTHING)]
     free: list[tuple[Node, Node]] = [(ANY_TEXT, EMPTY)]
     fronts = (

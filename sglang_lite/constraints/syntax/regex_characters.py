@@ -17,7 +17,7 @@ from sglang_lite.protocol import ConstraintError
 MAX_RANGES = 1_000_000  # maximum for all character classes of a pattern
 _CATEGORY = r"\{(\^?)([A-Za-z_]+)\}"
 _CHARACTER_NAME = r"\{([^}]+)\}"
-_OCTAL = "0[0-7]{0,2}|[1-7][0-7]{2}"  # three digits, or fewer after a leading zero
+_OCTAL = "0[0-7]{0,2}|[1-7][0-7]{2}"  # octal escape: three digits, or fewer after a leading zero
 _OCTAL_IN_CLASS = "[0-7]{1,3}"  # no escape is a backreference here
 _ASCII: Ranges = ((0, 127),)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "f": "\f", "v": "\v", "a": "\a"}
@@ -149,7 +149,7 @@ class CharacterReader:
             char = unicodedata.lookup(name[1]) if name else ""
         except KeyError:
             char = ""
-        if name is None or len(char) != 1:  # some names denote sequences of characters
+        if name is None or len(char) != 1:  # some names denote several characters in sequence
             cursor.raise_regex_error(r"\N needs the name of a Unicode character in braces", start)
         cursor.at = name.end()
         return ((ord(char), ord(char)),)

@@ -153,7 +153,7 @@ class Ask(Generic[TextT, QueuedT]):
 
 @dataclass(slots=True)
 class Totals:
-    """Numbers over all branches of a program: queued nodes, and branches that wait for an answer."""
+    """Totals over all branches of a program: queued nodes, and branches that wait for an answer."""
 
     queued: int = 0
     asked: int = 0
@@ -172,17 +172,17 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         expected: tokens that the queue is expected to add.
         count: number of nodes that the branch was ever given.
         played: number of nodes played, failed or skipped.
-        ask: what it waits for, or None.
+        ask: request for the answer that the branch waits for, or None.
         paused: place at which it waits for a verdict of the caller, or None.
-        verdicts: verdicts on nodes that it has not reached, by place, in order: the pieces to add,
-            and the node to ask again, or None.
+        verdicts: verdicts on nodes that the branch has not reached, by place, in order: the pieces
+            to add, and the node to ask again or None.
         attempt: number of verdicts on its current node that requested another attempt.
         error: error that it has failed with, or was dropped with; a rollback resets it.
         refused: error that it fails with once its queue is empty, or None.
         lost: True if it has ended for good, or will once its queue is empty: its fork was rolled
             back, or will never be played.
         quiet: True if its error is not reported when it occurs.
-        untold: True if its error has yet to be reported, when nodes are added.
+        untold: True if its error was not reported yet, and will be when nodes are added.
         forks: branches of its forks, by place.
         joins: places of its joins that append.
         joined: its claims on other branches, by the join's place; None if the join doesn't match
@@ -255,7 +255,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return place, entry
 
     def drop_queued_before(self, end: int) -> list[tuple[int, QueuedT]]:
-        """Removes the queued nodes before a place, and returns them."""
+        """Removes and returns the queued nodes before a place."""
         self.rollbacks = {at: mark for at, mark in self.rollbacks.items() if at >= end}
         removed = []
         while self.queue and self.queue[0][0] < end:
@@ -403,8 +403,8 @@ class ProgramBranch(Generic[TextT, QueuedT]):
 
     def count_nodes_claimed_above(self, below: ProgramBranch[TextT, QueuedT], at: int) -> int:
         """Returns how many of this branch's first nodes survive a rollback in the branch `below`.
-        Nodes survive if joins in branches above `below` have claimed them. Returns -1 if no join
-        has claimed the branch, and 0 if one has before it had nodes.
+        Nodes survive if joins in branches above `below` have claimed them. Returns -1 if no such
+        join has claimed the branch, and 0 if one claimed it before it had nodes.
 
         Args:
             at: number of nodes when the rollback is added.
@@ -468,7 +468,7 @@ class Failed:
         path: path of the node: that of its branch, and its place.
         name: name of its variable, or None.
         error: why.
-        attempt: like that of Ask.
+        attempt: see Ask.
     """
 
     path: Path

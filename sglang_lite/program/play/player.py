@@ -76,7 +76,7 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
         self.ended = False
         self.judges = True
         self._closed = False
-        self._stray: SglError | None = None  # error of nodes for a branch that was not forked
+        self._stray: SglError | None = None  # error for nodes of a branch that was never forked
 
     def pop_effects(self) -> list[Effect[TextT, QueuedT]]:
         """Returns the effects since the last call, in order, and clears them."""
@@ -179,7 +179,7 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             return
         error = branch.refused or RequestAbortedError("the branch was dropped.")
         if branch.judged_place is not None and (back := branch.next_rollback()) is not None:
-            # the caller has refused an answer that it has already rolled back
+            # the caller has rejected an answer, but a rollback that removes it is already queued
             self._branches.skip_to_rollback(branch, back, error)
             self._play_ready_branches()
             return
@@ -249,7 +249,7 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
                     (child, nodes, failure, branch.quiet)
                     for child, nodes in zip(made, entry.branches)
                 ]
-            # of a failed branch, too, as it is a matter of timing when it fails
+            # also in a failed branch, so that the result doesn't depend on when it failed
             if isinstance(node, Join):
                 branch.add_join(place, node)
             if failure is None:
@@ -257,7 +257,7 @@ class ProgramPlayer(Generic[TextT, QueuedT]):
             elif branch.untold and told:
                 branch.untold = False
                 self._branches.effects.append(Failed((*branch.path, place), None, failure))
-        # after the joins that claim them, since a rollback may be among them
+        # queued after the joins that claim these nodes, since a rollback may be among the nodes
         for child, nodes, failure, quiet in forked:
             self._queue_nodes(child, 0, nodes, told=False)
             if failure is not None:
@@ -390,7 +390,7 @@ class Branches(Generic[TextT, QueuedT]):
         for child, nodes in zip(made, branches):
             child.count = len(nodes)
             self.by_path[child.path] = child
-            # of joins that were added first: the nodes of a branch came with its fork
+            # joins that have already claimed the fork also claim the nodes of its branches
             for claim in branch.claims:
                 if place < claim.end:
                     child.claim_nodes(claim.joiner, None)
@@ -420,7 +420,7 @@ class Branches(Generic[TextT, QueuedT]):
         if pieces and branch.text is not None:
             branch.text.append_pieces(pieces)
         self.ready += branch.record_played_node(place)
-        self.ready.appendleft(branch)  # first, so that a driver can continue where it is
+        self.ready.appendleft(branch)  # in front, so that a driver continues this branch first
 
     def roll_back(
         self, branch: ProgramBranch[TextT, QueuedT], mark: int, at: int, entry: QueuedT
