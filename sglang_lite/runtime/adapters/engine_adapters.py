@@ -83,8 +83,8 @@ class EngineAdapters:
 
         Args:
             name: its name.
-            leave: called on the loop's thread with the forgotten adapters; calls back when no
-                request uses them.
+            leave: called on the loop's thread with the forgotten adapters and a function, which it
+                has to call when no request uses them.
             post: function that runs a call on the loop's thread.
         """
         done: Future[None] = Future()

@@ -19,7 +19,7 @@ class AttentionByLayer:
         layers: backend of each layer; layers with the same heads have the same backend.
     """
 
-    shares_prefixes = False  # prefixes are cut into pieces for only one kind of heads
+    shares_prefixes = False  # shared prefixes are split into chunks for one kind of heads only
 
     def __init__(self, layers: Sequence[ModelAttention]) -> None:
         self._layers = layers

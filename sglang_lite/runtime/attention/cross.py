@@ -31,7 +31,7 @@ class CrossAttention:
 
     Args:
         backend: attention that reads `DevicePlan.limits`.
-        prefix: tokens of the sound, which fill whole pages.
+        prefix: number of the sound's tokens, which fill whole pages.
     """
 
     shares_prefixes = False
@@ -94,7 +94,7 @@ def plan_text_attention(
     Args:
         plan: plan of the whole step.
         text: bool [T], True for tokens of text.
-        prefix: tokens of the sound.
+        prefix: number of the sound's tokens.
     """
     frames, tokens = prefix
     at = text.cumsum(0) - 1  # index among the tokens of text

@@ -28,7 +28,7 @@ from sglang_lite.runtime.kernels.latent_attention import (
 from sglang_lite.runtime.kernels.launch_config import latent_launch
 
 _MIN_TOKENS = 128  # minimum number of tokens in a decoding program's share
-_MAX_PARTS = 32  # most parts of a row, as a single program merges them
+_MAX_PARTS = 32  # maximum number of parts of a row, since a single program merges them
 _WIDEST = 512  # largest latent that fits a program's registers
 _TYPES = (torch.bfloat16, torch.float16, torch.float32)
 

@@ -31,7 +31,7 @@ class ContextTable:
     """
 
     def __init__(self, entries: int, lengths: Sequence[int] = ()) -> None:
-        # of a half
+        # maximum number of entries in each half
         self._entries = max(entries // 2, 1)
         self._lengths = lengths
         self._newer: dict[int, int] = {}  # token * _WEIGHTS + weight, by hash

@@ -21,7 +21,7 @@ class DraftedGuess(NamedTuple):
         drafter: name of the drafter that guessed it.
         evidence: the drafter's evidence for it.
         chance: share of such guesses that were right.
-        likely: chance that it and all before it are right, in its row.
+        likely: chance that this guess and all guesses before it in its row are right.
     """
 
     place: int
@@ -36,16 +36,16 @@ class DraftedGuess(NamedTuple):
 class Draft:
     """Tokens that may come next in a row.
 
-    The step that computes them draws a token after each, and a draw counts if all drafted tokens
-    before it equal those drawn or forced there.
+    The step that computes a draft draws a token after each of its tokens. A draw counts if all
+    drafted tokens before it equal the tokens that were drawn or forced at their positions.
 
     Attributes:
         tokens: int32 [D].
-        guesses: those of them that no grammar forces.
+        guesses: drafted tokens that no grammar forces.
         drawn: numbers of drafted tokens after which the next one is drawn, ascending: 1 … D, except
             those within text that a grammar forces.
-        matchers: matcher after each of these numbers of tokens, not to be advanced; empty without a
-            grammar.
+        matchers: matcher after each number of tokens in `drawn`, which must not be advanced; empty
+            without a grammar.
     """
 
     tokens: Ints
@@ -83,7 +83,7 @@ class DraftWriter:
 
     Attributes:
         tokens: tokens so far.
-        is_open: whether more can follow.
+        is_open: whether more tokens can be appended.
     """
 
     def __init__(self, matcher: Matcher | None, room: int, *, jump: bool) -> None:
@@ -136,7 +136,7 @@ class DraftWriter:
             if len(forced) < 2:
                 return matcher, []
             return (matcher, forced) if matcher.accept_all(forced) else None
-        # raised by the grammar engine's library; the row itself reports it when it gets there
+        # raised by the grammar engine's library; the row reports it when it reaches this token
         except Exception:
             return None
 

@@ -27,7 +27,7 @@ logger = logging.getLogger("sglang_lite")
 TAIL = 16  # number of a text's last tokens that drafters see
 _KEPT = 0.98  # decay of earlier guesses per new one of the same evidence
 _KEPT_OF_ROW = 0.95  # the same per row, for any evidence
-# the same per guess skipped as unlikely: after some hundreds it is tried again
+# the same per guess that is skipped as unlikely: after some hundreds, one is tried again
 _KEPT_UNTRIED = 0.998
 
 
@@ -53,7 +53,7 @@ class _AskedRow(NamedTuple):
     Attributes:
         writer: writer of its draft.
         candidates: guesses that come next.
-        guesses: those already written.
+        guesses: guesses that are already written.
     """
 
     writer: DraftWriter
@@ -129,11 +129,12 @@ class Drafting:
     def write_drafts(
         self, rows: Sequence[OpenRow], drawn: int, tokens: int, budget: int
     ) -> dict[int, Draft]:
-        """Writes drafts for the rows of a step, as many as are expected to yield the most tokens
-        per second. Returns the drafts by request id.
+        """Writes drafts for the rows of a step, and returns them by request id. Chooses the number
+        of guesses that is expected to yield the most tokens per second.
 
-        They grow one guess at a time, as long as more guesses may pay. The next guess is always the
-        one, of all rows, that is most likely to be right together with those before it.
+        The drafts grow by one guess at a time, as long as another guess may save time. Each new
+        guess is, among the next guesses of all rows, the one that is most likely to be right
+        together with all guesses before it in its row.
 
         Args:
             rows: rows that may have a draft.
@@ -195,7 +196,7 @@ class Drafting:
     def _request_guesses(self, row: OpenRow) -> _AskedRow:
         params = row.request.params
         matcher = row.request.output.matcher
-        # by a thread that makes its mask; drafters would use it too
+        # a thread that makes a mask may be using the matcher; drafters would use it, too
         in_use = matcher is not None and matcher.busy
         drafts = params.speculation and row.request.processor is None and not in_use
         jump = self._jump and not params.scores_tokens
@@ -359,7 +360,7 @@ def _hit_ratio_to_expected(progress: DraftProgress) -> float:
     return (progress.right + 8) / (progress.hoped + 8)
 
 
-_SLOPE = 0.05  # time of a token, as a share of a step's, before anything is known
+_SLOPE = 0.05  # assumed time of a token, as a share of a step's time, until steps are measured
 _KEPT = 0.98  # decay of earlier steps per new one
 _MAX_TOKENS = 256  # larger steps say nothing about the cost of a few more tokens
 

@@ -38,7 +38,7 @@ class GrammarDrafter:
 class _Following:
     """Guesses the tokens that the grammar forces. After those, guesses tokens from a source text:
     the ones after the first occurrence of the longest suffix of the row's text. The evidence for
-    these is the suffix's length, and whether it occurs only once from there on.
+    these tokens is the suffix's length, and whether the suffix occurs only once in the source.
     """
 
     def __init__(self, request: Request) -> None:

@@ -45,7 +45,8 @@ class PromptDrafter:
 class _Copy:
     """Guesses the token after the longest earlier match of the last tokens.
 
-    Among equally long ones it picks the latest of those whose preceding text is most similar.
+    Among equally long matches, compares the texts before them with the text before the last tokens,
+    and picks the latest of the most similar ones.
 
     Args:
         known: tokens to search.

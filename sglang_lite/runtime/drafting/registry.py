@@ -34,7 +34,7 @@ def make_drafting(
     """
     jump = config.jump_forward == "safe"
     drafters = [DRAFTERS[name](config) for name in config.drafters]
-    if jump and not fused:  # there, reading a step before the next costs nothing
+    if jump and not fused:  # on a CPU, reading a step's tokens before the next step costs nothing
         drafters.append(GrammarDrafter())
     if not drafters:
         return None

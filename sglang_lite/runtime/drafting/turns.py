@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _SHORT = 4  # minimum number of steps in a turn
-_SHARE = 0.01  # share of the time that turns of the slower way may lose
+_SHARE = 0.01  # share of the time that turns of the slower kind may lose
 # longest turn, the first ones without drafts and all others
 _FIRST_S = 0.25
 _LONGEST_S = 5.0
@@ -13,10 +13,10 @@ class Turns:
     """Decides whether steps have drafts, by alternating between turns with and without them.
 
     Drafts save steps, but a step with them waits until the tokens of the previous one have been
-    read. So both ways are measured in turns, and turns of the better one are so long that trying
-    the other costs a hundredth of the time. The first turns without drafts are shorter, because the
-    first steps with drafts for a kind of work are slow: for example, its grammars' masks are not
-    known yet.
+    read. So both kinds of steps are measured in turns. Turns of the faster kind are long enough
+    that trying the other kind costs only a hundredth of the time. The first turns without drafts
+    are shorter, because the first steps with drafts for a kind of work are slow: for example, the
+    masks of its grammars are not cached yet.
 
     Attributes:
         drafts: whether steps have drafts in this turn.
@@ -24,7 +24,7 @@ class Turns:
 
     def __init__(self) -> None:
         self.drafts = True
-        self._worth = {True: 0.0, False: 0.0}  # of the last turn of each way
+        self._worth = {True: 0.0, False: 0.0}  # of the last turn of each kind
         self._turn_s = 0.0  # shortest duration of this turn
         self._longest_s = _FIRST_S  # of a turn without drafts
         self._steps = -1  # of this turn; the first began in the turn before
@@ -34,7 +34,7 @@ class Turns:
         """Records a step, and starts the next turn when this one is over.
 
         Args:
-            plain: seconds that its new tokens would take in steps of one token a row.
+            plain: seconds that its new tokens would take in steps with one token per row.
             seconds: seconds that they took.
         """
         self._steps += 1
@@ -46,7 +46,7 @@ class Turns:
             return
         self._worth[self.drafts] = self._plain / max(self._seconds, 1e-9)
         other = self._worth[not self.drafts]
-        # Time lost in this turn if the other way is better, whose turn is then long.
+        # Time lost in this turn if the other kind of step is faster. Its next turn is then long.
         lost = self._seconds - self._plain / other if other else 0.0
         self.drafts = not self.drafts
         self._turn_s = min(max(lost, 0.0) / _SHARE, _LONGEST_S if self.drafts else self._longest_s)

@@ -293,7 +293,7 @@ class PackedDecoder:
         dtype = self._decoder.precision.cache
         device = self._decoder.device
         layers = self._decoder.kv_layout.layers
-        if self._decoder.spec.has_linked_layers:  # others read them later
+        if self._decoder.spec.has_linked_layers:  # other layers read its keys later
             return KVCache.allocate(self._decoder.kv_layout, tokens, dtype, device)
         rooms = {
             planes: KVCache.allocate(KVLayout((planes,)), tokens, dtype, device)

@@ -110,7 +110,7 @@ def make_runner(
     if model.device.type == "cuda":
         with contextlib.nullcontext() if compiling is None else compiling.waiting_for_kernels():
             gpu_runner.warm_up()
-            # on all ranks or none
+            # true on all ranks or on none, so that their collectives match
             if gpu_runner.graphs.sizes and (drafting is not None or model.parts is not None):
                 measured = gpu_runner.graphs.measure_steps()
                 if drafting is not None:

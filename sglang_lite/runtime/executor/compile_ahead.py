@@ -128,7 +128,7 @@ def collect_variants(
     unlike = [layer for i, layer in enumerate(layers) if layer not in layers[:i]]
     once = layers[0], *unlike  # a separate first layer, which adds no residual
     spec = replace(runner.spec, layers=once * runner.parallel.pp)  # for each stage
-    if runner.spec.has_linked_layers:  # where a layer stands matters
+    if runner.spec.has_linked_layers:  # a layer's position matters
         spec = runner.spec
     nowhere = torch.device("meta")
     pages = -(-runner.longest // runner.page_size)

@@ -14,7 +14,7 @@ from sglang_lite.runtime.models.expert_moves import read_expert_counts
 from sglang_lite.runtime.models.spec import ExpertsSpec
 from sglang_lite.runtime.parallel.placement import balance_experts, rows_of_heaviest_group
 
-_STEPS_A_LAYER = 8  # steps from starting to read a layer's experts to their use
+_STEPS_A_LAYER = 8  # steps between starting to read a layer's experts and using them
 _Move: TypeAlias = tuple[int | None, tuple[int, ...]]  # arguments of `ExpertMoves.move`
 # a layer stays as it is unless its heaviest group's rows would fall below this fraction
 _GAIN = 0.95

@@ -30,7 +30,7 @@ class GpuAdapters:
         dtype: the model's data type.
         device: device of the model.
         zeros: function that creates the tensor of pages from a shape and data type; None for
-            torch's.
+            `torch.zeros`.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 from sglang_lite.runtime.models.gpu_ranks import LogitParts
 from sglang_lite.runtime.requests.request import not_finite_error
 
-_MAX_CAPTURED_DRAWS = 64  # most rows of a graph whose draws are captured, too
+_MAX_CAPTURED_DRAWS = 64  # maximum number of rows of a graph whose draws are captured, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -362,7 +362,7 @@ class GpuDraws:
             )
             for mask in (None, TokenMasks(ones, torch.zeros_like(tokens))):
                 self._draw_parts(parts, logits, slots, positions, tokens, mask, softcap)
-            for rows in (4, 2, 1):  # separate kernels exchange the parts of each number of rows
+            for rows in (4, 2, 1):  # each number of rows has its own exchange kernel
                 whole = parts.gather_logits(logits.expand(rows, -1))
             logits = whole
         masks = torch.full(
@@ -402,7 +402,7 @@ def _mask_out(logits: torch.Tensor, words: torch.Tensor) -> None:
     logits.masked_fill_(bits.view(-1)[: len(logits)] == 0, float("-inf"))
 
 
-# most rows whose draws read masks from host memory, as starting a copy takes longer
+# maximum number of rows whose draws read masks from host memory, since starting a copy takes longer
 _MAX_ROWS_READ_FROM_HOST = 4
 
 

@@ -137,12 +137,10 @@ MAX_DECODED_ROW_TOKENS = (
     # tokens of a row up to which decoding is cheaper, though each reads the row's keys and values
     16
 )
-# Most tokens of the longest row for which a step is decoded up to `max_decoded_tokens` tokens, and
-# most tokens of a decoded step with longer rows. On an H200, Qwen3-0.6B takes 3.3 ms to decode a
-# row of 256 tokens, and 4.7 ms after
-# 8,000 cached ones. In blocks of a captured graph, it takes 2.9 and 5.9 ms. For 400 tokens: 4.2 and
-# 6.4 ms, in blocks
-# 3.3 and 6.2 ms.
+# If no row is longer than the first number, a step is decoded up to `max_decoded_tokens` tokens; if
+# one is, only up to the second number. On an H200, Qwen3-0.6B takes 3.3 ms to decode a row of 256
+# tokens, and 4.7 ms after 8,000 cached ones. In blocks of a captured graph, it takes 2.9 and 5.9
+# ms. For 400 tokens: 4.2 and 6.4 ms, in blocks 3.3 and 6.2 ms.
 _SHORT_ROW_TOKENS = 64
 _MAX_LONG_ROW_TOKENS = 256
 # token reads times KV heads that rows with several tokens may need in a decoded step
@@ -160,4 +158,4 @@ NO_TOKENS = GpuInputs(
     block_size=BLOCK_SIZES[0],
     last=_NOTHING,
     decoding=0,
-)  # of a step without rows
+)  # inputs of a step without rows

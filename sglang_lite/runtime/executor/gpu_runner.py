@@ -390,8 +390,8 @@ class GpuRunner:
 
         Args:
             forward: forward of the step.
-            rows: [T, hidden_size] after the last stage, on its ranks; on other ranks, anything of
-                this shape.
+            rows: on ranks of the last stage, its output [T, hidden_size]; on other ranks, any
+                tensor of this shape.
         """
         record = forward.record
         if forward.token_slots is not None:

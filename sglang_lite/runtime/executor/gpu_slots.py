@@ -134,7 +134,7 @@ class GpuSlots:
             )
 
 
-# words of a slot's parameters: two for its seed and one for each other
+# words of a slot's parameters: two for the seed, and one for each other parameter
 _WORDS = SAMPLING.itemsize // 4
 
 

@@ -83,7 +83,7 @@ class CacheRoom:
 
     Attributes:
         bytes: its size; may be negative.
-        explanation: what takes the rest, for messages.
+        explanation: text for messages that says what takes the rest of the GPU's memory.
     """
 
     bytes: float
@@ -111,7 +111,8 @@ def cache_room(
         context_length: longest sequence in tokens.
         drafts: whether steps check drafts, so that a row may have several logits.
         images: bytes for the features of images and for encoding them.
-        taken: most bytes in use on another rank's GPU, which gets a pool of the same size.
+        taken: bytes in use on the fullest of the other ranks' GPUs. All ranks get pools of the same
+            size.
         processes: number of the engine's processes on this GPU. Each gets its share of the
             fraction, whatever the others have used of theirs so far.
         layout: layout of the processes that hold parts of the model. Replicas compute feed-forwards

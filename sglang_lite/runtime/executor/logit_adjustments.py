@@ -1,8 +1,8 @@
 """Adjusts logits before a draw: penalties, biases, the caller's processors, and tokens that may not
 be drawn.
 
-All rows of a step are adjusted together, on any device: a step of 256 penalised rows takes as many
-operations as one of a single row.
+All rows of a step are adjusted together, on any device: 256 penalised rows take no more operations
+than one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,9 @@ _AVOIDED = 1e5  # more than logits and biases can add up to
 
 
 def _read_logits(logits: torch.Tensor, rows: Sequence[tuple[int, DrawAdjustments]]) -> None:
-    """Lets the readers among the processors read their rows, those of a group together."""
+    """Calls the logit readers among the processors. Readers of the same group read their rows
+    together.
+    """
     groups: dict[Hashable, list[tuple[int, LogitReader]]] = {}
     for i, row in rows:
         if isinstance(row.processor, LogitReader):

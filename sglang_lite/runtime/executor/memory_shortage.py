@@ -37,8 +37,8 @@ def startup_error(error: BaseException) -> BaseException:
 
 
 def request_error(shortage: str, pieces: int) -> OverloadedError:
-    """Returns the error for a request that runs out of memory even if it runs without others and in
-    pieces of `pieces` tokens.
+    """Returns the error for a request that runs out of memory even when no other request runs and
+    its prompt is computed in pieces of `pieces` tokens.
     """
     return OverloadedError(
         f"not enough memory for the request, alone and in pieces of {pieces} tokens: {shortage}",

@@ -110,7 +110,7 @@ class PinnedMemory:
         cuda: Any = torch.cuda  # which is untyped
         self._device = device
         self._stream = cuda.Stream(device) if device.type == "cuda" else None
-        # number, events after and before it, pages to count
+        # running copies: number, event after the copy, event before it, number of pages
         self._running: deque[tuple[int, Any, Any, int]] = deque()
         self._gathered: dict[int, int] = {}  # by slot, the last page that is to be copied there
         self._completed = 0
@@ -208,7 +208,7 @@ class GpuPageMemory(PinnedMemory):
 
 class GpuStateMemory(PinnedMemory):
     """Pinned memory for states of a model on a GPU. A state has one long piece for each layer, so
-    the GPU's copy engines copy it, and its multiprocessors compute on.
+    the GPU's copy engines copy it while the multiprocessors keep computing.
 
     Args:
         planes: the states of all layers as bytes, uint8 [1, places, bytes] each.

@@ -26,7 +26,7 @@ from sglang_lite.runtime.models.spec import LatentSpec
 # Multiplications of a step that take an H200 12 ms, as long as its host needs to launch the
 # kernels. Beyond that, padding costs more.
 _PRODUCTS = 36 * 10**11
-_LONGEST = 4096  # most tokens of a step, as the results of graphs take separate memory
+_LONGEST = 4096  # maximum tokens of a step, since each graph's results take separate memory
 _BLOCK = BLOCK_SIZES[-1]
 _Array = TypeVar("_Array", torch.Tensor, Ints)
 _ROWS = 32  # spare blocks of a graph, for rows that don't fill their last block

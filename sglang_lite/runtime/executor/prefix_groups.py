@@ -278,10 +278,10 @@ class PrefixGroups:
 
         Args:
             record: the step.
-            padded_rows: function from a number of rows to the number of rows of the graph for that
-                number.
-            multi_token_rows: whether rows with several tokens are also decoded. The tokens of each
-                share what precedes them.
+            padded_rows: function that maps a number of rows to the size of the graph that computes
+                them.
+            multi_token_rows: whether rows with several tokens are also decoded. The tokens of such
+                a row share the pages before them.
         """
         count = record.singles
         slots = record.slots[:count]

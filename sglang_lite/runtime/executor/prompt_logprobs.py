@@ -93,7 +93,7 @@ def score_prompts(
     """
     alike: dict[_Reported, dict[int, TokensToScore]] = {}
     for each in record.scores:
-        # The state at p - 1 predicts the token at p, and position 0 would be at -offset.
+        # The state at p - 1 predicts the token at p. The state of position p is at p - offset.
         offset = int(record.ends[each.row]) - int(last[each.row]) - 1
         at = each.first - 1 - offset
         states = hidden[at : at + len(each.tokens)]

@@ -110,7 +110,7 @@ class RankLinks(Protocol):
     """Rank 0's links to the other ranks.
 
     Attributes:
-        collectives: rank 0's collectives with them.
+        collectives: rank 0's collectives with the other ranks.
     """
 
     @property
@@ -192,8 +192,8 @@ class LeadRunner(Generic[_Runner]):
     def read_recorded_values(
         self, token_slots: Ints, names: Iterable[RecordName]
     ) -> dict[str, TokenArray]:
-        """Returns what rank 0 has recorded. All ranks choose the same experts and have complete
-        hidden states, so the others need not be asked.
+        """Returns the values that rank 0 has recorded. The other ranks' values are the same: all
+        ranks choose the same experts and have complete hidden states.
         """
         return self._runner.read_recorded_values(token_slots, names)
 

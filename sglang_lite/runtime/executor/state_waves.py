@@ -1,4 +1,4 @@
-"""Rows of a step through the layers that sum up the past, from the step's record."""
+"""Splits a step's rows into waves, in which layers with a recurrent state compute them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from sglang_lite.runtime.kv_cache.pages import Ints
 def build_state_waves(record: StepRecord, device: torch.device) -> tuple[StateWave, ...]:
     """Returns the waves of a step, on a device; empty if the model has no states.
 
-    Rows inside which a state is kept are cut there: the first wave has all rows, or their first
-    parts, and each further wave the next parts.
+    A row is cut wherever a state inside it has to be kept. The first wave has the whole rows and
+    the first parts of cut rows; each further wave has the next parts.
     """
     if not len(record.state_reads):
         return ()

@@ -30,8 +30,8 @@ from sglang_lite.runtime.scheduler.batch import Batch
 _TEXT = int(WatchedTokens.TEXT)
 
 # Parameters of one slot that every draw needs, in the order of `sampling_row`. A temperature of 0
-# is greedy. Those after the seed have four bytes each, as on a device (`gpu_slots.py`). So a new
-# one must be added only here and where it is used in a draw.
+# is greedy. The parameters after the seed have four bytes each, as on a device (`gpu_slots.py`). So
+# a new parameter has to be added only here and where a draw uses it.
 SAMPLING = np.dtype(
     [
         ("seed", np.uint64),
@@ -45,7 +45,7 @@ SAMPLING = np.dtype(
 
 
 _LENGTH = 8  # bytes of a record's length in a file
-_UNKNOWN = -2  # value of a column that a device may not have
+_UNKNOWN = -2  # stands for a value that the device may not have yet
 _NO_SAMPLING: NDArray[np.void] = np.zeros(0, dtype=SAMPLING)
 _NOTHING: Ints = np.zeros(0, dtype=np.int32)
 _NO_ROTARY: Ints = np.zeros((3, 0), dtype=np.int32)
@@ -163,9 +163,10 @@ class StepRecord(msgspec.Struct, frozen=True, omit_defaults=True):
             up to itself.
         state_reads: int32 [R], place of the state that each row begins with, -1 for an empty one;
             [0] if the model has no states.
-        state_writes: int32 [R], place of the state behind each row's last token; or [0].
-        state_marks: int32 [3, M], row, end and place of each state that is written inside a row,
-            behind its token at end - 1; in order within each row.
+        state_writes: int32 [R], place for the state after each row's last token; [0] if the model
+            has no states.
+        state_marks: int32 [3, M], row, end and place of each state to write inside a row: the state
+            after the row's token at position end - 1. In order within each row.
     """
 
     step: int
@@ -270,7 +271,7 @@ class StepWriter:
         file: file to which each record is appended when it is written. If a step fails, its record
             is the last one. None for no file.
         columns: columns of the table that runners know.
-        replacer: replaces tokens of prompts; None if all of them are of the vocabulary.
+        replacer: replaces tokens of prompts; None if all prompt tokens are in the vocabulary.
     """
 
     def __init__(
@@ -419,7 +420,7 @@ def _find_column_changes(column: RecordColumn, written: Ints, batch: Batch) -> C
 
 
 def _state_fields(states: RowStates) -> dict[str, Ints]:
-    """Returns the fields of a record that hold the states of its rows."""
+    """Returns the fields of a record that say where the states of its rows are."""
     marks = [(mark.row, mark.end, mark.place) for mark in states.marks]
     return {
         "state_reads": states.read,

@@ -89,8 +89,7 @@ def calibrate(
         take: receives the names of the matrices that a linear layer stacks, and float32 [inputs,
             inputs], the sum of x x^T over its inputs x. Called for one linear layer at a time, in
             the model's order.
-        scratch: folder for this temporary file, which takes 4 bytes for each number of a layer's
-            rows.
+        scratch: folder for the temporary file of a layer's outputs, which takes 4 bytes per number.
 
     Raises:
         ModelError: the model's layers can't be watched, or inputs are not finite.

@@ -305,7 +305,7 @@ def load_model(
                 offload=offload,
                 placement=experts,
             )
-        # whose weights are here
+        # None if this process has no encoder
         model.tower = tower if isinstance(tower, VisionTower | SoundTower) else None
         prepare_expert_balancing(
             model, config, spec, experts, partial(_source, files, config, device)
@@ -776,8 +776,8 @@ def precision(
 
 
 def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
-    """Raises ParameterError if keys and values of 8 bits are asked of a model with convolutions, or
-    with layers that read other layers' keys.
+    """Raises ParameterError if 8-bit keys and values are requested for a model with convolutions,
+    or with layers that read other layers' keys.
     """
     if config.kv_dtype == "fp8" and any(isinstance(x.attention, ConvSpec) for x in spec.layers):
         raise ParameterError(
@@ -791,7 +791,9 @@ def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
 
 
 def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
-    """Raises ParameterError if a setting does not go with layers that sum up the past."""
+    """Raises ParameterError if the model has layers that sum up the past, and a setting does not
+    support them.
+    """
     if not any(spec.states):
         return
     what = "the model has layers that sum up the past (linear attention, state spaces)"

@@ -59,7 +59,7 @@ class ModelFit:
         needed: bytes that its engine takes.
         lacking: bytes by which `needed` exceeds the free memory; 0 if it fits.
         read: bytes of weights read to generate a token.
-        is_slow: whether these are too many for the cores of a CPU.
+        is_slow: whether the machine is a CPU with too few cores to read this much per token.
     """
 
     name: str

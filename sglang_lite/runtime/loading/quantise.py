@@ -43,16 +43,17 @@ def quantise(
     """Writes a model with its layers' matrices rounded to 4 or 8 bits, in a form that vLLM, SGLang
     and transformers also read.
 
-    Each block gets the scale with the smallest squared error. With texts, this is the error of
-    products with the inputs of a matrix while the model reads them, and errors are fed back
-    (`rounding.py`). Embeddings, heads, routers, norms and experts that are stored in one tensor
-    stay unchanged. Nothing is left in `out` if writing fails.
+    Each block gets the scale with the smallest squared error. With texts, this is the error of the
+    matrix's products with the inputs that it gets while the model reads the texts, and each
+    column's rounding error is compensated in later columns (`rounding.py`). Embeddings, heads,
+    routers, norms and experts that are stored in one tensor stay unchanged. Nothing is left in
+    `out` if writing fails.
 
     Args:
         model: folder of safetensors, or hub id.
         out: folder to create.
         to: type of the rounded numbers.
-        group: number of inputs in a block, which must divide that of every matrix.
+        group: number of inputs in a block, which must divide every matrix's number of inputs.
         texts: JSONL file of texts that the model reads first (`calibrate.py`). None to use only the
             weights.
         progress: wraps the iterable of weight files.

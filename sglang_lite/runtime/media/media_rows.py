@@ -15,7 +15,7 @@ from sglang_lite.runtime.requests.request_media import RequestMedia
 from sglang_lite.runtime.requests.resource import Resource
 
 if TYPE_CHECKING:
-    from sglang_lite.runtime.scheduler.batch import Batch  # of a room above this one
+    from sglang_lite.runtime.scheduler.batch import Batch  # of a package above this one
 
 _NO_ROTARY: Ints = np.zeros((3, 0), dtype=np.int32)
 _NO_LIMITS: Ints = np.zeros(0, dtype=np.int32)
@@ -47,8 +47,8 @@ class MediaRows(Resource):
 
     def cut_chunk(self, request: Request, start: int, end: int, *, first: bool) -> int:
         """Returns where to end a chunk of a prompt. An image whose tokens attend to each other
-        stays in one chunk. If it is larger than the step's room, it is computed once it is the
-        step's first chunk.
+        stays in one chunk. An image for which the step has no room waits until it is the step's
+        first chunk.
         """
         if request.media is None:
             return end

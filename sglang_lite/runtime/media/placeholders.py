@@ -63,8 +63,9 @@ class Placeholders:
         named: text that stands for a medium in prompts.
         token: text of the placeholder token.
         token_id: its id.
-        parts: returns what stands for a medium, in order. Reads as little of it as possible. Raises
-            ParameterError if it is damaged or the model can't take it.
+        parts: returns the texts and placeholders that stand for a medium, in order. Reads as little
+            of the medium as possible. Raises ParameterError if the medium is damaged or the model
+            can't take it.
         most: maximum number in a prompt; None for no limit.
     """
 
@@ -153,7 +154,7 @@ class MediaFormat:
             raise CapabilityError(f"the model can't {_SENSES[kind]}.", hint=_CURES[kind])
         if image.url:
             image = replace(parse_medium(image.url, kind, kind), frames=frames)
-        if image.url:  # still: it is not a data URL
+        if image.url:  # the URL was not a data URL
             raise unsupported_url_error(image.url, kind)
         placeholders = self.kinds[kind]
         parts = placeholders.parts(image)

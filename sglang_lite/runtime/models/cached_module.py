@@ -16,7 +16,7 @@ class CachedModule(ABC):
     """Base for models built from transformers modules; subclasses supply the layers.
 
     Attributes:
-        dtype, device: of the weights and the computation.
+        dtype, device: data type and device of the weights and the computation.
         kv_layout: layout of the KV cache.
     """
 

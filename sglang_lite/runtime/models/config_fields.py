@@ -268,7 +268,7 @@ GGUF: Mapping[str, Field] = {
         ".attention.head_count", ".attention.key_length",
         ".attention.key_length_mla", ".attention.value_length_mla",
     ), _integer_field(1, 1 << 16)),
-    ".attention.head_count_kv": Field("wholes", 0, 1 << 16),  # one for all layers, or a list of theirs
+    ".attention.head_count_kv": Field("wholes", 0, 1 << 16),  # one number, or one per layer
     ".shortconv.l_cache": _integer_field(1, 64),
     ".attention.layer_norm_rms_epsilon": Field("number", 0.0, 1.0),
     ".attention.layer_norm_epsilon": Field("number", 0.0, 1.0),

@@ -174,7 +174,7 @@ class Decoder:
         self.unused_tensors = tuple(f"model.layers.{i}." for i in behind)
         if spec.draft_layers:
             self.unused_tensors += _DRAFT_TENSORS
-        self.unused_tensors += tuple(  # which files of Gemma 4 have all the same
+        self.unused_tensors += tuple(  # unused tensors that files of Gemma 4 contain
             f"model.layers.{i}.self_attn.{name}" for i in spec.key_readers for name in _OF_KEYS
         )
         if ranks.parallel.ranks > 1:
@@ -183,14 +183,14 @@ class Decoder:
         self.linears = reader.linears
         self.choose_small_batch_step()
         self.tower: VisionTower | SoundTower | None = None  # set by `load`
-        # of images [rows, planes * hidden_size], if there is an encoder
+        # features of images [rows, planes * hidden_size], if there is an encoder
         self.features: torch.Tensor | None = None
         self.both_ways = False  # whether tokens of images see later ones; set by `load`
         self.recorded: dict[str, tuple[int, int, torch.dtype]] = {}  # set by `load`
         self.weight_memory: WeightMemory | None = None  # set by `load`
         self.expert_moves: ExpertMoves | None = None  # set by `load`
         self.watch = LayerWatch()  # set by `load`
-        # of an 8-bit KV cache; set by `load`, since a trial run may find them
+        # scales of an 8-bit KV cache; set by `load`, since a trial run may measure them
         self.kv_scales: KVScales | None = None
 
     def choose_small_batch_step(self) -> None:
@@ -431,7 +431,7 @@ class Decoder:
         return x if layer.layer_scale is None else x * layer.layer_scale
 
     def _feed_input(self, layer: Layer, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
-        """Returns what a layer makes of its own inputs `given` [T, input_size] for rows x."""
+        """Returns the rows to add to x for a layer's additional inputs `given` [T, input_size]."""
         gate = torch.cat((layer.inputs_first(x), given), 1)
         fed = layer.spec.feed_forward
         inner = apply_activation(gate, fed, batch_invariant=self.precision.batch_invariant)
@@ -440,7 +440,7 @@ class Decoder:
     def _feed_apart(
         self, layer: Layer, x: torch.Tensor, record: Callable[[torch.Tensor], None]
     ) -> torch.Tensor:
-        """Returns the output of experts and a shared one that have norms of their own."""
+        """Returns a feed-forward's output if experts and shared expert have separate norms."""
         fed = layer.feed_forward
         assert isinstance(fed, Experts)
         assert fed.shared is not None
@@ -450,7 +450,9 @@ class Decoder:
         return self._add_normed(layer, shared, chosen)
 
     def _add_normed(self, layer: Layer, shared: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-        """Adds the outputs of a shared expert and of those that were chosen."""
+        """Normalises the outputs of the shared expert and of the chosen experts, and returns their
+        normalised sum.
+        """
         ranks = self.layer_ranks
         shared = self._norm(ranks.sum(shared), layer.shared_out_norm)
         chosen = self._norm(ranks.sum(chosen), layer.experts_out_norm)
@@ -548,7 +550,9 @@ class Decoder:
         cache: KVCache,
         lora: LayerAdapters | None,
     ) -> torch.Tensor:
-        """Returns the outputs [T, hidden_size] of attention, with what is beside it."""
+        """Returns the outputs [T, hidden_size] of attention, plus those of the state space beside
+        attention, if the layer has one.
+        """
         h = self._attention(index, layer, x, rotation, plan, cache, lora)
         if (spec := layer.spec.beside) is None:
             return h

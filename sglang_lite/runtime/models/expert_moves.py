@@ -33,7 +33,7 @@ def read_expert_counts(layers: Sequence[Layer]) -> list[list[int]]:
     experts.
 
     Raises:
-        CapabilityError: they are not counted.
+        CapabilityError: the model does not count these rows.
     """
     found: list[list[int]] = []
     for layer in layers:

@@ -73,7 +73,7 @@ class Family:
         gated: whether dense feed-forwards have a gate.
         dense_size: field with the size of dense feed-forwards, if the config has it; otherwise
             `intermediate_size` is their size.
-        query_growth: whether queries grow with their position, as `llama_4_scaling_beta` says.
+        query_growth: whether queries grow with their position, by the field `llama_4_scaling_beta`.
         qkv_by_head: whether queries, keys and values lie in one matrix, grouped by key-value head.
         transposed: whether matrices of layers have inputs before outputs.
         layer_ropes: whether layers with a window have their own rope parameters.
@@ -88,16 +88,16 @@ class Family:
         layer_dense: the same for DenseSpec.
         nope_fields: function of the config that gives fields of AttentionSpec for layers without
             rotation.
-        left_out: function of the config that names what it asks for and the row has not, or returns
-            ""; transformers' code runs such a model.
+        left_out: function of the config that names a feature which the config requests and this row
+            does not support, or returns "". transformers' code runs such a model.
         experts_fields: function of config and layer index that gives fields of ExpertsSpec, or None
             for a dense layer.
-        mixer: function of config and layer index that gives what the layer has in the place of
-            attention, or None for attention.
+        mixer: function of config and layer index that gives the specification of the mixer that the
+            layer has in place of attention, or None for attention.
         mixer_norms: position of the norms in layers without attention; None for that of `norms`.
         has_feed_forward: function of config and layer index, False if the layer has none.
         experts_transposed: whether stacked expert matrices have inputs before outputs.
-        experts_interleaved: whether they do, with gate and up columns alternating.
+        experts_interleaved: whether, in addition, their gate and up columns alternate.
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
             if no tensor has it. A vector's name that ends in "[0]" is a matrix with a single row. A
             norm may have several names, separated by "|", of which a file has one.
@@ -265,7 +265,7 @@ def _qwen2_experts(config: Config, layer: int) -> dict[str, Any] | None:
 def _qwen3_vl_experts(config: Config, layer: int) -> dict[str, Any] | None:
     size = config["moe_intermediate_size"]
     hidden = config["hidden_size"]
-    # files put inputs before or after outputs; only the shape shows which
+    # some files put inputs before outputs, others after; only the shape tells
     if hidden in (size, 2 * size):
         raise ValueError(
             f"experts of {size} by hidden_size {hidden} have square matrices, of unknown orientation"
@@ -435,7 +435,9 @@ def _falcon_layer_settings(config: Config) -> dict[str, Any]:
 
 
 def _falcon_attention_settings(config: Config) -> dict[str, Any]:
-    """Returns the slopes, which the code rounds to bfloat16 and scales like the scores."""
+    """Returns the slopes of ALiBi, rounded to bfloat16 and scaled like the scores, as in Falcon's
+    own code.
+    """
     if not config["alibi"]:
         return {}
     heads = config["num_attention_heads"]
@@ -451,8 +453,8 @@ def _round_to_bfloat16(number: float) -> float:
 
 
 def _alibi_slopes(heads: int) -> tuple[float, ...]:
-    """Returns the slopes of ALiBi (arXiv:2108.12409): of as many heads as the largest power of two,
-    and every second one of twice as many for the others.
+    """Returns the slopes of ALiBi (arXiv:2108.12409). With P the largest power of two that is at
+    most `heads`, these are the slopes for P heads, followed by every second slope for 2 P heads.
     """
     power = 1 << heads.bit_length() - 1
     others = range(1, 2 * (heads - power), 2)
@@ -491,8 +493,8 @@ def _mpt_fields(config: Config) -> dict[str, Any]:
 
 
 def _mpt_attention_settings(config: Config) -> dict[str, Any]:
-    """Returns the slopes and the scale. Without a power of two of heads, the slopes are those of the
-    next one, every second one first.
+    """Returns the slopes and the scale. If the number of heads is not a power of two, the slopes
+    are those for the next power of two, in another order: the second, fourth and so on come first.
     """
     heads = config["num_attention_heads"]
     power = 1 << (heads - 1).bit_length()
@@ -532,8 +534,8 @@ def _cohere2_moe_dense(config: Config, layer: int) -> bool:
 
 
 def _cohere2_moe_window(config: Config, layer: int) -> bool:
-    """Returns whether a layer has a window: every n-th has none, counted from the first layer and
-    again from the first one with experts.
+    """Returns whether a layer has a window. Among the first dense layers, every n-th has none;
+    among the layers after these, every m-th.
     """
     dense = int(config["first_k_dense_replace"])
     if layer < dense:
@@ -587,7 +589,7 @@ def _phimoe_experts(config: Config, layer: int) -> dict[str, Any] | None:
 
 
 def _rotary_part(config: Config) -> dict[str, Any]:
-    """Returns the rotated part of a head, which the config states as a number of elements."""
+    """Returns the rotated fraction of a head, computed from the config's number of elements."""
     if config.get("rotary_dim") is None:
         return {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -683,7 +685,7 @@ def _nemotron_experts(config: Config, layer: int) -> dict[str, Any] | None:
     }
 
 
-# of the same fields of Nemotron-H, in early configs
+# names of the same fields in early configs of Nemotron-H
 _NEMOTRON_ALIASES = {
     "n_groups": "mamba_n_groups",
     "conv_kernel": "mamba_d_conv",
@@ -701,13 +703,15 @@ def _nemotron_left_out(config: Config) -> str:
     twice = {"hidden_act": "mlp_hidden_act", "rms_norm_eps": "layer_norm_epsilon"}
     for other, own in {**twice, **_NEMOTRON_ALIASES}.items():
         given = [config[name] for name in (other, own) if config.get(name) is not None]
-        if given[1:] and given[0] != given[1]:  # transformers reads one of them alone
+        if given[1:] and given[0] != given[1]:  # transformers reads only one of them
             return f"{other} beside another {own}"
     return ""
 
 
 def _falcon_h1_attention_settings(config: Config) -> dict[str, Any]:
-    """Returns the factors of attention's input and keys as those of its scores and outputs."""
+    """Returns factors of attention's scores and outputs that replace the config's factors of its
+    input, keys and outputs.
+    """
     factor = config["attention_in_multiplier"]
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     return {
@@ -722,7 +726,9 @@ def _falcon_h1_dense_settings(config: Config) -> dict[str, Any]:
 
 
 def _falcon_h1_left_out(config: Config) -> str:
-    """Names a bias whose product has a factor: the code here scales them together."""
+    """Names a bias of a linear layer that has a factor, by which the code here would multiply the
+    bias, too. Returns "" if there is none.
+    """
     factors = {
         "attention_bias": ("attention_in_multiplier", "attention_out_multiplier", "key_multiplier"),
         "mlp_bias": ("mlp_multipliers",),
@@ -796,7 +802,7 @@ _MAMBA2: dict[str, Json] = {
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
 }
-# of models without attention, and without a limit of positions
+# defaults of models that have neither attention nor a limit of positions
 _ALONE: dict[str, Json] = {
     "num_attention_heads": 1,
     "max_position_embeddings": 1 << 20,

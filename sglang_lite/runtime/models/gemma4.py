@@ -1,4 +1,4 @@
-"""Reads from Gemma 4's configs how its layers differ. Functions for its row of `families.py`."""
+"""Functions for Gemma 4's row of `families.py`, which read from a config how its layers differ."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def _head_sizes(config: Config, layer: int) -> tuple[int, int]:
 
 
 def _find_source(config: Config, layer: int) -> int | None:
-    """Returns the layer whose keys and values a layer reads: of the layers before those that have
-    none, the last one of its type. Returns None if it has its own.
+    """Returns the layer whose keys and values a layer reads, or None if it has its own. The model's
+    last layers have none: each reads those of the last layer of its type that has some.
     """
     kinds = gemma4_kinds(config)
     own = len(kinds) - int(config["num_kv_shared_layers"])
@@ -110,7 +110,9 @@ def _find_source(config: Config, layer: int) -> int | None:
 
 
 def gemma4_dense(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
-    """Returns fields of DenseSpec for a layer: some that read others' keys are twice as wide."""
+    """Returns fields of DenseSpec for a layer. In some models, layers that read another layer's
+    keys are twice as wide.
+    """
     wide = config["use_double_wide_mlp"] and _find_source(config, layer) is not None
     return {"size": 2 * config["intermediate_size"]} if wide else {}
 
@@ -133,7 +135,7 @@ def gemma4_model(config: Config) -> dict[str, Any]:  # fields of any type
 
 
 def _own_fields(config: Config, layer: int) -> Mapping[str, Any]:
-    """Returns the fields of the config that a layer has otherwise."""
+    """Returns the config fields that have other values for this layer."""
     by_layer = config.get("per_layer_config")
     if by_layer is not None:
         return by_layer.get(str(layer)) or {}
@@ -144,7 +146,9 @@ def _own_fields(config: Config, layer: int) -> Mapping[str, Any]:
 
 
 def gemma4_experts(config: Config, layer: int) -> dict[str, Any] | None:  # fields of any type
-    """Returns fields of ExpertsSpec, whose shared expert is the dense feed-forward beside them."""
+    """Returns fields of ExpertsSpec, or None without experts. The dense feed-forward beside the
+    experts becomes their shared expert.
+    """
     if not config["enable_moe_block"]:
         return None
     return {
@@ -158,7 +162,9 @@ def gemma4_experts(config: Config, layer: int) -> dict[str, Any] | None:  # fiel
 
 
 def gemma4_left_out(config: Config) -> str:
-    """Names what a config asks for and the code here has not. The config is not checked yet."""
+    """Names a feature that a config requests and the code here does not support, or returns "". The
+    config may be invalid, as it has not been checked yet.
+    """
     inner = config.get("text_config")
     text: Mapping[str, Json] = {**(inner if isinstance(inner, Mapping) else {}), **config}
     if text.get("use_bidirectional_attention") == "all":

@@ -64,7 +64,7 @@ class GpuDecoder(Decoder):
     """Decoder-only transformer loaded on a GPU. Takes the arguments of Decoder.
 
     Raises:
-        ModelError: keys and values differ in size, or for any reason that Decoder raises it.
+        ModelError: keys and values differ in size, or Decoder raises it.
     """
 
     fused = True
@@ -89,7 +89,9 @@ class GpuDecoder(Decoder):
         # With dp, each rank has its own rows; see `share_steps`.
         every = ranks if isinstance(ranks, GpuRanks) and ranks.parallel.dp == 1 else None
         sharing = None if every is None else every.in_stage
-        self.gpu_ranks = sharing if isinstance(sharing, GpuRanks) else None  # that share a layer
+        self.gpu_ranks = (
+            sharing if isinstance(sharing, GpuRanks) else None
+        )  # ranks that share a layer
         if every is not None:
             _check_ranks(spec, every.parallel)
         super().__init__(spec, *args, **kwargs)
@@ -446,7 +448,7 @@ class GpuDecoder(Decoder):
                 heads.copy_(rotate(heads, *at))
         for part, weight in zip((q, k), (layer.q_norm, layer.k_norm)):
             if weight is not None:
-                # by head, or the whole projection
+                # normalises each head, or the whole projection, depending on the weight's size
                 normed = part.view(len(part), -1, weight.shape[-1])
                 normed.copy_(apply_norm(normed, weight, self.spec.rms_eps, self.spec.norm))
         if table.query_scales is not None:
@@ -504,7 +506,7 @@ class GpuDecoder(Decoder):
         residual: torch.Tensor,
         record: Callable[[torch.Tensor], None] | None,
     ) -> torch.Tensor:
-        """Returns the output of experts and a shared one that have norms of their own.
+        """Returns a feed-forward's output if experts and shared expert have separate norms.
 
         Args:
             layer: weights of the layer.
@@ -627,7 +629,8 @@ class GpuDecoder(Decoder):
         cache: KVCache,
         peers: Peers | None,
     ) -> torch.Tensor:
-        """Returns the output [T, hidden_size] of attention and of what is beside it.
+        """Returns the sum [T, hidden_size] of the outputs of attention and of the state space
+        beside it.
 
         Args:
             index: index of the layer.

@@ -18,8 +18,8 @@ from sglang_lite.runtime.models.spec import LatentSpec
 
 _TOKENS = 512  # tokens of the trial run
 # Other texts may have larger keys and values than the trial's. Headroom is cheap: e4m3 keeps full
-# precision down to
-# 1/28,672 of its largest number, so with this, down to 1/3,584 of a head's largest value at worst.
+# precision down to 1/28,672 of its largest number, so with this headroom, down to 1/3,584 of a
+# head's largest value at worst.
 _HEADROOM = 4
 
 

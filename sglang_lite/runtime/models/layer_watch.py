@@ -27,9 +27,9 @@ class LayerWatch:
 
     Attributes:
         folder: folder of this process's dumps. Once it is set, each forward writes a
-            `Pass00000.pt`, readable with `torch.load`: ids and positions of its tokens [T],
-            and the hidden states [T, hidden_size] after each layer and after the last norm.
-            Stages on GPUs write the stage's output in place of the latter.
+            `Pass00000.pt`, readable with `torch.load`: ids and positions of its tokens [T], and the
+            hidden states [T, hidden_size] after each layer and after the last norm. On a GPU, each
+            of several stages writes its output instead of the states after the last norm.
     """
 
     folder: Path | None = None

@@ -129,10 +129,10 @@ def _load_error(path: Path, error: Exception, config: PreTrainedConfig | None) -
 
 
 def _explain_failure(error: Exception) -> str:
-    """Returns why transformers' code fails with a config.json, without what only its own callers
-    know.
+    """Returns the reason why transformers' code fails with a config.json. Leaves out advice that
+    only makes sense to a caller of transformers.
     """
-    text = " ".join(str(error).split())  # the cause stands in a later line of some
+    text = " ".join(str(error).split())  # some errors name the cause in a later line
     if isinstance(error, AttributeError) and (field := _LACKING.search(text)):
         return f"config.json has no `{field[1]}`, which its code reads."
     if _CALL.search(text):

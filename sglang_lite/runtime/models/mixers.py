@@ -1,5 +1,5 @@
-"""Reads from configs what layers have in the place of attention. Functions of a config and a layer's
-index, for rows of `families.py`, which return None for a layer with attention.
+"""Reads from configs which mixers layers have in place of attention. The functions are for rows of
+`families.py`: they take a config and a layer's index, and return None for a layer with attention.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def granite_mixer(config: Config, layer: int) -> Mamba2Spec | None:
 
 
 def falcon_h1_mixer(config: Config) -> Mamba2Spec:
-    """Returns what each layer has beside its attention."""
+    """Returns the state space that each layer has beside its attention."""
     mamba = _mamba2(config, config.get("mamba_d_ssm"))
     factors = config.get("ssm_multipliers") or [1.0] * 5
     if len(factors) != 5:
@@ -171,7 +171,9 @@ def mamba1_mixer(config: Config, layer: int) -> Mamba1Spec:
 
 
 def mamba1_size(config: Config) -> dict[str, Json]:
-    """Returns the number of channels, which some configs name beside another `expand`."""
+    """Returns the number of channels for configs that omit it. A config that states the number
+    may have an `expand` that does not match.
+    """
     return {"intermediate_size": config["expand"] * config["hidden_size"]}
 
 
@@ -190,13 +192,13 @@ def mamba2_mixer(config: Config, layer: int) -> Mamba2Spec:
 
 
 def _step_rank(config: Config, field: str) -> int:
-    """Returns the elements of the vectors that steps are projected from."""
+    """Returns the size of the low-rank vectors from which steps are projected."""
     rank = config[field]
     return -(-config["hidden_size"] // 16) if rank in ("auto", None) else int(rank)
 
 
 def kimi_mixer(config: Config, layer: int) -> DeltaSpec | None:
-    own = config.get("linear_attn_config") or {}  # which transformers reads first
+    own = config.get("linear_attn_config") or {}  # transformers prefers its fields
     heads = own.get("num_heads") or config["linear_num_heads"]
     size = own.get("head_dim") or config["linear_head_dim"]
     named = {
@@ -211,7 +213,7 @@ def kimi_mixer(config: Config, layer: int) -> DeltaSpec | None:
 
 
 def kimi_layer_types(config: Config) -> dict[str, Json]:
-    """Returns the types of layers, which early configs have in an object of their own."""
+    """Returns the types of the layers, which early configs have in a nested object."""
     full = (config.get("linear_attn_config") or {}).get("full_attn_layers")
     kinds = [
         _ATTENTION if (i and i % 4 == 0 if full is None else i + 1 in full) else _STATE
@@ -240,7 +242,9 @@ def nemotron_mixer(config: Config, layer: int) -> MixerSpec | None:
 
 
 def nemotron_layer_types(config: Config) -> dict[str, Json]:
-    """Returns the types of the layers, which early configs write as letters, and their number."""
+    """Returns the types of the layers, and the number of layers. Early configs write the types as
+    letters.
+    """
     pattern = config.get("hybrid_override_pattern") or ""
     kinds = config.get("layer_types")
     if not kinds:
@@ -249,7 +253,7 @@ def nemotron_layer_types(config: Config) -> dict[str, Json]:
 
 
 def _layer_types(config: Config, kinds: Sequence[str], *others: str) -> list[str]:
-    """Returns the type of each layer by its present name. Raises ValueError if one is unknown."""
+    """Returns each layer's type under its current name. Raises ValueError if one is unknown."""
     named = [_EARLIER_NAMES.get(kind, kind) for kind in kinds]
     known = (_ATTENTION, _STATE, *others)
     count = config["num_hidden_layers"]
@@ -261,7 +265,9 @@ def _layer_types(config: Config, kinds: Sequence[str], *others: str) -> list[str
 
 
 def _mamba2(config: Config, inner: int | None = None) -> Mamba2Spec:
-    """Returns the state space of a layer with `inner` elements of x; None for those of its config."""
+    """Returns the state space of a layer. `inner` is the number of elements of x; None to compute
+    it from the config.
+    """
     inner = inner or config["mamba_expand"] * config["hidden_size"]
     heads = config["mamba_n_heads"]
     groups = config["mamba_n_groups"]
@@ -292,7 +298,7 @@ def _reject_activation(config: Config) -> None:
 
 
 def _step_limits(config: Config) -> tuple[float, float]:
-    """Returns the least and the largest step. transformers writes infinity as an object."""
+    """Returns the smallest and the largest step. transformers writes infinity as an object."""
     given = config.get("time_step_limit") or (0.0, math.inf)
     low, high = (float(each["__float__"] if isinstance(each, Mapping) else each) for each in given)
     if not 0 <= low < high:

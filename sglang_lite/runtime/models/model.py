@@ -144,8 +144,8 @@ class DeviceModel(Model, Protocol):
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
-        """Attention specification of each layer, in order; that of another layer for one without
-        attention.
+        """Attention specification of each layer, in order. A layer without attention is listed with
+        the specification of another layer.
         """
         ...
 

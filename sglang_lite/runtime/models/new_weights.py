@@ -67,7 +67,7 @@ class StagedWeights:
         self._open = open_source
         self._whole = whole
         self._map = WeightParts(model)
-        # of any kind; None once the staged ones take too much memory
+        # new parts, of any kind; None for those beyond the limit of memory, which are built again
         self._parts: dict[PartKey, Any] = {}
         source, functions = self._open_reader()
         given = source.names
@@ -217,7 +217,7 @@ class _NewTensors(WeightSource):
 
 def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:
     if isinstance(weight, torch.Tensor):
-        # NaN is both, if there is one
+        # if there is a NaN, minimum and maximum are both NaN
         return bool(torch.stack(torch.aminmax(weight)).to(dtype).isfinite().all())
     if isinstance(weight, Blocks) and _has_finite_bound(weight, dtype):
         return True

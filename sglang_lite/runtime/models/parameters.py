@@ -342,7 +342,7 @@ def _delta_parameters(names: _Names, delta: DeltaSpec, hidden: int) -> Iterator[
     channels = (keys, keys, values)
     first = dict(zip(input_projection_roles(delta), (*channels, *delta.gate_sizes)))
     if names.shares_tensor("delta_q", "delta_z"):
-        # all of each key head side by side
+        # rows are grouped by key head
         rates = {role: first.pop(role) for role in ("delta_b", "delta_a")}
         for group in (first, rates):
             yield from names.grouped_matrices(group, hidden, delta.key_heads, bias=False)
@@ -413,7 +413,7 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
 
 
 def output_projection_role(spec: MixerSpec) -> str:
-    """Returns the role of the matrix that attention, or what is in its place, ends with."""
+    """Returns the role of the output projection of attention, or of the mixer in its place."""
     if isinstance(spec, DeltaSpec):
         return "delta_out"
     if isinstance(spec, Mamba2Spec | Mamba1Spec):
@@ -497,9 +497,9 @@ class _Names:
     def channel_kernels(
         self, channels: Mapping[str, int], taps: int, *, bias: bool
     ) -> Iterator[ParameterSpec]:
-        """Yields the kernels of a convolution, by the roles of its channels, which are stored
-        [channels, 1, taps], and their biases if `bias` is set. If all have the same tensor name,
-        they are consecutive channels of that tensor.
+        """Yields the kernels of a convolution, one for each role of its channels, and their biases
+        if `bias` is set. Kernels are stored as [channels, 1, taps]. If all roles have the same
+        tensor name, the kernels are consecutive channels of that tensor.
         """
         whole = len({self._path(role) for role in channels}) == 1
         end = 0

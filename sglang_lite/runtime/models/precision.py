@@ -17,7 +17,7 @@ class Precision:
         compute: dtype of activations between layers.
         weights: dtype of matrices that are not quantised.
         cache: dtype of keys and values.
-        states: dtype of what layers sum up of a sequence, such as linear attention.
+        states: dtype of the states of layers that sum up a sequence, such as linear attention.
         blocks: whether block-quantised matrices of a checkpoint may be multiplied without decoding
             them, with activations in 16-bit integers (CPU).
         int8: whether the layers' matrices are quantised to 8-bit integers. With `packed` on a GPU:

@@ -32,7 +32,7 @@ def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # tra
 
     Args:
         encoder: transformers' module, with its weights.
-        dtype, device: of the weights and the computation.
+        dtype, device: data type and device of the weights and the computation.
     """
     attend: _Attend = partial(_attend_by_size, _OfBorders(_window_indices))
     if device.type == "cuda":

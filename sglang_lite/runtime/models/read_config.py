@@ -115,8 +115,8 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
 
 
 def _complete_config(family: Family, given: Config, source: str) -> dict[str, Json]:
-    """Returns a config with the fields that it omits. Raises ModelError if one that a family computes
-    others from is missing or invalid.
+    """Returns a config with the fields added that it omits. Raises ModelError if a field from which
+    the family computes others is missing or invalid.
     """
     named = {
         ours: given[theirs]
@@ -497,8 +497,8 @@ def _read_rope_spec(
     family: Family, parameters: Mapping[str, Json], config: Config, head_dim: int
 ) -> RopeSpec:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    # sections, which are no kind of scaling
-    # and what changes nothing within the model's limit of positions
+    # "mrope" only states sections, and "dynamic" changes nothing within the model's limit of
+    # positions
     kind = {"mrope": "default", "dynamic": "default", **family.rope_aliases}.get(kind, kind)
     if kind not in _ROPE_KINDS:
         raise ValueError(f"rope type {kind!r} is not supported (only {', '.join(_ROPE_KINDS)})")

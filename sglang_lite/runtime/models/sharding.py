@@ -261,7 +261,7 @@ def _experts(
 
 def head_shares(a: SharedMixerSpec, parallel: Parallel) -> tuple[range, range]:
     """Returns a rank's range of query heads, and the range of key-value heads that its query heads
-    read. With fewer key-value heads than ranks, several ranks have the same one. Of a convolution,
+    read. With fewer key-value heads than ranks, several ranks have the same one. For a convolution,
     both are the rank's range of channels.
     """
     if isinstance(a, LatentSpec):

@@ -109,9 +109,9 @@ class _Spectrograms:
         return log.view(*log.shape[:2], -1, self._columns).transpose(1, 2).flatten(0, 1)
 
 
-# of spectrograms, and their columns
+# computes features from spectrograms and their numbers of columns
 _Encode: TypeAlias = Callable[[torch.Tensor, Sequence[int]], list[torch.Tensor]]
-# of a config's model
+# builds the modules of a config's model, and the function that computes features with them
 _Family: TypeAlias = Callable[[Any, torch.dtype], tuple[dict[str, torch.nn.Module], _Encode]]
 
 

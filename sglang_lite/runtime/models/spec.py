@@ -30,7 +30,7 @@ class RopeSpec:
         params: `factor` and the further parameters of the kind, under transformers' names.
         interleaved: whether the checkpoint stores the two elements of a rotary pair side by side,
             not half a head apart.
-        axes: of each rotary pair, which of a token's three positions rotates it: 0 for time, 1 for
+        axes: for each rotary pair, which of a token's three positions rotates it: 0 for time, 1 for
             the row, 2 for the column of an image (M-RoPE, arXiv:2409.12191). Empty if tokens have
             one position.
         query_growth, query_span, query_shift: queries at position p are multiplied by 1 +
@@ -70,20 +70,20 @@ class AttentionSpec:
             shared weights, "heads" for each head, with its own weights, "whole" for the whole
             projection, "" for none.
         qk_norm_weight, qk_norm_bias: whether these norms have weights, and biases.
-        norms_rotated: whether these norms, if of each head, apply to rotated queries and keys.
+        norms_rotated: whether these norms, if they are per head, apply to rotated queries and keys.
         clip: bound of the absolute values of queries, keys and values, or None.
         value_norm: whether the values of each head are normalised, by an RMS norm without weights.
         keys_as_values: whether values are the projected keys, before any norm; then there is no
             projection of values.
-        keys_of: index of an earlier layer whose keys and values this one reads, which then has only
-            queries of its own; None for its own keys and values.
+        keys_of: index of an earlier layer whose keys and values this layer reads; it then projects
+            only queries. None if it has its own keys and values.
         qkv_bias, output_bias: whether the input projections and the output projection have biases.
         output_gate: whether outputs are multiplied by the sigmoid of a learnt projection of the layer's
             input.
         gate_by_head: whether the gate has one number for all elements of a head.
         sinks: whether each head has an extra learnt score in its softmax, with no value attached.
         causal: whether a token attends only to itself and earlier tokens.
-        slopes: of each head, the number that its scores grow by with each position of the key
+        slopes: for each head, the number by which its scores grow with each position of the key
             (ALiBi, arXiv:2108.12409); empty for none.
         output_scale: factor of the outputs, before the output projection.
     """
@@ -158,7 +158,7 @@ class AttentionSpec:
         return hidden * (keys + values + self.heads * self.gate_size)
 
 
-# of models without attention: what kernels are prepared for, though none is launched
+# for models without attention: kernels are prepared for it, but none is launched
 NO_ATTENTION = AttentionSpec(1, 1, 64, 64, 0.125, NO_ROPE)
 
 
@@ -248,7 +248,7 @@ class LatentSpec:
 
 
 class _WithoutKeys:
-    """What mixers have in common that cache nothing by token."""
+    """Base of mixers that cache nothing for each token."""
 
     __slots__ = ()
     window: ClassVar[None] = None
@@ -336,7 +336,7 @@ class DeltaSpec(_WithoutKeys):
         key_size, value_size: elements of a head's key, and of its value.
         taps: number of tokens that the convolution covers, the current one included.
         norm_eps: epsilon of the norm of each value head's outputs.
-        beta_scale: factor of beta; 2 for states that may also turn what a key maps to around.
+        beta_scale: factor of beta. With 2, a token may also reverse the value that its key maps to.
         gate_rank: elements of the low-rank vectors; 0 for none.
     """
 
@@ -365,7 +365,9 @@ class DeltaSpec(_WithoutKeys):
 
     @property
     def gate_sizes(self) -> tuple[int, int, int]:
-        """Outputs of the projections z, b and a of the hidden state, or to low-rank vectors."""
+        """Numbers of outputs of the projections of the hidden state to z, b and a. With
+        `gate_rank`, z and a stand for their low-rank vectors.
+        """
         if self.gate_rank:
             return self.gate_rank, self.value_heads, self.gate_rank
         return self.value_heads * self.value_size, self.value_heads, self.value_heads
@@ -549,7 +551,7 @@ class Mamba1Spec(_WithoutKeys):
 
 @dataclass(frozen=True, slots=True)
 class NoMixerSpec(_WithoutKeys):
-    """Nothing in the place of attention, in a layer that is only a feed-forward (Nemotron-H)."""
+    """Stands in for attention in a layer that is only a feed-forward (Nemotron-H)."""
 
     activation_elements: ClassVar[int] = 0
 
@@ -681,7 +683,7 @@ class LayerSpec:
     may be missing.
 
     Attributes:
-        attention: specification of the attention, or of what is in its place.
+        attention: specification of the attention, or of the mixer in its place.
         feed_forward: specification of the feed-forward.
         norms: "before" to normalise a block's input, "after" its output, or "both".
         residual_scale: factor of a block's output before it is added to the residual.
@@ -691,8 +693,8 @@ class LayerSpec:
             attention's (Falcon-H1), or None.
         scaled: whether the layer's result, residual included, is multiplied by a learnt number.
         input_size: elements of an input that the layer gets for each token besides the residual; 0
-            for none. Last, the activated product of the residual and a matrix is multiplied by it,
-            projected, normalised and added to the residual.
+            for none. At the layer's end, the residual is multiplied by a matrix and activated. The
+            result is multiplied by this input, projected, normalised and added to the residual.
     """
 
     attention: MixerSpec
@@ -711,7 +713,7 @@ class LayerSpec:
 
     @property
     def mixers(self) -> tuple[MixerSpec, ...]:
-        """What is in the place of attention, and what is beside it."""
+        """Attention, or the mixer in its place, followed by the mixer beside it, if any."""
         return (self.attention,) if self.beside is None else (self.attention, self.beside)
 
     @property
@@ -735,7 +737,7 @@ class LayerSpec:
 
     @property
     def feeds_apart(self) -> bool:
-        """True if experts and a shared one have norms of their own."""
+        """True if the experts and the shared expert have separate norms."""
         return isinstance(self.feed_forward, ExpertsSpec) and self.feed_forward.apart
 
     @property
@@ -817,7 +819,7 @@ class ModelSpec:
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
-        """Specifications of attention, of the layers that have it, in order."""
+        """Attention specifications of the layers that have attention, in order."""
         mixers = (layer.attention for layer in self.layers)
         return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec | LatentSpec))
 
@@ -833,7 +835,9 @@ class ModelSpec:
 
     @property
     def has_linked_layers(self) -> bool:
-        """True if layers can't run one by one: they read other layers' keys, or inputs of their own."""
+        """True if layers can't run one by one, because some read another layer's keys or get inputs
+        besides the residual.
+        """
         return self.layer_input_size > 0 or bool(self.key_readers)
 
     @property
@@ -844,7 +848,7 @@ class ModelSpec:
 
     @property
     def states(self) -> tuple[StatePlanes | None, ...]:
-        """What each layer keeps of a sequence besides its tokens' keys and values; None for most."""
+        """State that each layer keeps of a sequence; None for a layer without a recurrent state."""
         mixers = (layer.state_mixer for layer in self.layers)
         return tuple(None if mixer is None else mixer.state for mixer in mixers)
 

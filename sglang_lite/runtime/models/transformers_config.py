@@ -79,9 +79,8 @@ class TransformersSpec:
 
 
 def is_natively_supported(config: Config) -> bool:
-    """Returns whether the config names an architecture implemented here, and asks for nothing that is
-    left out of it. Also returns True if
-    `architectures` is missing or malformed.
+    """Returns whether the config names an architecture implemented here and requests only supported
+    features. Also returns True if `architectures` is missing or malformed.
     """
     names = config.get("architectures")
     if config.get("model_type") in RENAMED_TYPES:

@@ -33,8 +33,8 @@ class VisionTower:
 
     Args:
         folder: folder of the model.
-        source: its weights, of which those of the encoder are taken.
-        dtype, device: of the weights and the computation.
+        source: weights of the model; only the encoder's are taken.
+        dtype, device: data type and device of the weights and the computation.
 
     Attributes:
         planes: number of vectors in a feature: one that replaces a token's embedding, and those that
@@ -53,7 +53,7 @@ class VisionTower:
         from transformers import AutoModel
 
         def make(config: Any) -> Any:
-            for name, value in _TINY.items():  # of the decoder, which is not made here
+            for name, value in _TINY.items():  # shrinks the decoder, which is not needed
                 if hasattr(config.text_config, name):
                     setattr(config.text_config, name, value)
             return AutoModel.from_config(config, dtype=dtype, attn_implementation="sdpa")

@@ -45,8 +45,8 @@ class WeightMemory:
     at the same addresses.
 
     Args:
-        model: loaded decoder, whose tensors are moved. Takes 1 GiB of additional memory
-            meanwhile.
+        model: loaded decoder, whose tensors are moved. Moving them takes 1 GiB of additional
+            memory.
         backup: whether to allocate host memory for copies now, rather than for the first copy.
     """
 
@@ -148,7 +148,7 @@ class DroppedTensors:
     memory with their views.
 
     Args:
-        tensors: the tensors, which may share their memory with no others.
+        tensors: the tensors. No others may share their memory.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:

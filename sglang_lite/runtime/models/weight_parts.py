@@ -86,7 +86,7 @@ _OTHERS = {
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
 }
-# each is its own part
+# roles of parameters that are each a separate part
 _OWN = frozenset(
     (
         "input_norm",
@@ -351,7 +351,7 @@ class WeightParts:
     def _held_state_tensor(
         self, weights: StateWeights | None, parameter: ParameterSpec
     ) -> torch.Tensor:
-        """Returns a parameter of a layer with a state besides its projections."""
+        """Returns a parameter, other than the projections, of a layer with a recurrent state."""
         role = parameter.role.removesuffix("_bias")
         if isinstance(weights, Mamba1Weights) and role in MAMBA1_NORMS:
             return weights.norms[MAMBA1_NORMS.index(role)]

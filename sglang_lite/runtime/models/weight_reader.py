@@ -81,8 +81,8 @@ logger = logging.getLogger("sglang_lite")
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of a layer. A weight is None if the layer's spec has none, and a linear layer
-    `missing_linear`.
+    """Weights of a layer. Weights that the layer's spec lacks are None, and linear layers that it
+    lacks are `missing_linear`.
 
     Attributes:
         spec: specification of the layer.
@@ -101,17 +101,18 @@ class Layer:
         kernel: float32 [window + 1, channels], kernel of a convolution, and then its bias.
         state: further weights of a layer with a recurrent state.
         output: output projection of attention.
-        beside_first, beside_output: first linear layer and output projection of what is beside
-            attention.
+        beside_first, beside_output: first linear layer and output projection of the state space
+            beside attention.
         feed_forward: dense feed-forward or experts.
-        experts_norm, router_scale: [hidden_size], of the inputs of experts and router, with
-            `ExpertsSpec.apart`.
-        shared_out_norm, experts_out_norm: [hidden_size], of their outputs.
+        experts_norm, router_scale: [hidden_size], weights of the norms of the experts' and of the
+            router's inputs, with `ExpertsSpec.apart`.
+        shared_out_norm, experts_out_norm: [hidden_size], weights of the norms of the shared
+            expert's and of the experts' outputs.
         inputs_first, inputs_output, inputs_norm: matrices of the layer's own inputs, and weight of
             the norm after them.
         layer_scale: [1], factor of the layer's result.
-        shared: runs this rank's `feed_forward` together with those of the other ranks, if each has
-            its own rows.
+        shared: runs this rank's `feed_forward` together with those of the other ranks, if each rank
+            has its own rows.
     """
 
     spec: LayerSpec
@@ -281,7 +282,7 @@ class WeightReader:
         return stack_weights([taken], self.precision.compute, self.device)
 
     def layer_inputs(self) -> LayerInputs:
-        """Reads what the inputs of all layers are computed from."""
+        """Reads the weights from which the inputs of all layers are computed."""
         table = self._tensors.take_parameter(self._of_model["layer_inputs"])
         projection = self._tensors.take_parameter(self._of_model["layer_inputs_projection"])
         return LayerInputs(
@@ -636,7 +637,7 @@ class WeightReader:
 
     def _read_router(self, table: Table) -> Linear:
         piece = self._tensors.find_stored_slice(table["router", None])
-        # read by the CPU, where there is something to read
+        # on the CPU, unless the weights have no values
         device = self.device if self.device.type == "meta" else None
         stored = self._tensors.take_parameter(table["router", None])
         weight = stack_weights([stored], torch.float32, device)

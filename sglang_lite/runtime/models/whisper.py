@@ -39,7 +39,7 @@ class WhisperDecoder(CachedModule):
     Args:
         folder: folder of the model.
         source: weights of the model; the decoder's are taken.
-        dtype, device: of the weights and the computation.
+        dtype, device: data type and device of the weights and the computation.
         sound: tokens of the sound that begins each sequence.
 
     Attributes:

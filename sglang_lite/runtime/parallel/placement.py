@@ -71,13 +71,13 @@ def balance_experts(
     of rows.
 
     Each extra copy is of the expert with the most rows per copy. The copies, the heaviest first, go
-    to the group with the fewest rows that has room and none of that expert (DeepSeek's EPLB). With
-    several nodes, groups of experts that tokens choose together are first divided among nodes, so
-    that a token's experts are on few of them.
+    to the group with the fewest rows that has room and no copy of that expert (DeepSeek's EPLB).
+    With several nodes, groups of experts that tokens choose together are first divided among nodes,
+    so that a token's experts are on few of them.
 
     Args:
         loads: number of rows that chose each expert.
-        slots: total number of copies, at least that of the experts and a multiple of `ep`.
+        slots: total number of copies, at least the number of experts and a multiple of `ep`.
         ep: number of groups of ranks.
         groups: number of groups of experts that tokens choose from; each group is consecutive, and
             all have the same size.

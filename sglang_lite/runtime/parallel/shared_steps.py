@@ -35,7 +35,7 @@ class SharedFeedForward:
     Args:
         fed: this rank's part.
         ranks: collectives of the ranks, for tensors on their devices.
-        steps: steps of all ranks; it is called within one.
+        steps: steps of all ranks. The feed-forward must be called within one of them.
 
     Attributes:
         steps: the argument.

@@ -1,4 +1,4 @@
-"""What a request brings to change its logits (a processor), or to read them (a reader)."""
+"""Logit processors, which change a request's logits, and logit readers, which only read them."""
 
 from __future__ import annotations
 

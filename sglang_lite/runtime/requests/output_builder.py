@@ -164,7 +164,7 @@ class OutputBuilder:
         decoded_count: number of tokens whose text was processed.
         replayed_count: number of the output's first ids given by the caller, to continue an earlier
             stream.
-        healed: what `get_meta_info(name)["healed"]` says; None if the prompt was not healed.
+        healed: value of `get_meta_info(name)["healed"]`; None if the prompt was not healed.
         origin: what requested the output, such as a node of a program; outputs of the same origin
             are alike.
         draft: progress of its drafts.
@@ -466,8 +466,9 @@ class OutputBuilder:
         return Finish("stop", None) if matcher is not None and matcher.finished else None
 
     def send_known_text(self) -> None:
-        """Sends the text that is known before the first draw as the first delta if streaming: that
-        of the given ids, because a continued stream repeats the whole text, or the given text.
+        """If streaming, sends the text that is known before the first draw as the first delta. This
+        is the text of the given ids, because a continued stream repeats the whole text, or else the
+        given text.
         """
         if self.stream and self._text:
             self._send_confirmed_text("".join(self._text))
@@ -633,7 +634,7 @@ class OutputBuilder:
         )
 
     def _take_new_text(self, text: TextSoFar) -> str:
-        """Returns the new part of a matcher's text, which has not the given one."""
+        """Returns the new part of a matcher's text, which does not include the given text."""
         return self._decoder.take_new_text(self._given.decode() + text.certain_text)
 
     def _token_scores(self, result: _EndedText) -> TokenScores | None:

@@ -75,7 +75,7 @@ class WatchedTokens(enum.IntEnum):
 
 
 class StreamPace(enum.IntEnum):
-    """When the host inspects new tokens only because the request is streamed."""
+    """How often the host inspects new tokens just because the request is streamed."""
 
     NONE = 0  # never
     FIRST_TOKEN = 1  # at the first token
@@ -145,12 +145,13 @@ class Follower(Protocol):
         Args:
             tokens: all tokens of the request that has ended.
             finish: reason for its end.
-            postpone: function that postpones its result and `continue_program`, and returns a
-                function to do both immediately. Called if the next request begins.
+            postpone: function that postpones building the ended request's result and calling
+                `continue_program`. Returns a function that does both immediately. Called if the
+                next request begins.
 
         Returns:
-            The next request, whose tokens are those of this one, possibly without the last, and
-                more; or None.
+            The next request, or None. Its tokens begin with those of the ended request, possibly
+            without the last one.
         """
         ...
 
@@ -197,7 +198,7 @@ class Request:
             None if there is none.
         times: times of submission, start and first token.
         media: images of its prompt, if it has any.
-        respelled: number of the prompt's last tokens that have to be spelled anew, before the
+        respelled: number of the prompt's last tokens that have to be spelled anew before the
             request is submitted.
     """
 

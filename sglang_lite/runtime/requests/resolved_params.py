@@ -184,7 +184,8 @@ def _check_and_resolve(params: SamplingParams, vocab_size: int) -> ResolvedParam
 
 
 _cached = lru_cache(maxsize=1024)(_check_and_resolve)
-# They change the model's distribution, end a text early, or report what no token was drawn for.
+# Parameters that exact draws don't support: they change the model's distribution, end a text early,
+# or report values of tokens that were not drawn.
 _NOT_EXACT = (
     "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty",
     "min_tokens", "stop", "stop_token_ids", "stop_regex", "include_stop", "ignore_eos", "repeats",

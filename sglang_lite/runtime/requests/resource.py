@@ -1,4 +1,4 @@
-"""What running requests hold besides a slot and pages, such as an adapter on the device."""
+"""Resources of running requests besides a slot and pages, such as an adapter on the device."""
 
 from __future__ import annotations
 

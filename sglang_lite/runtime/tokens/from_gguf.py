@@ -95,7 +95,7 @@ _PRE_TOKENIZERS: dict[str, tuple[tuple[str, ...], bool]] = {
         False,
     ),
 }
-_LONGEST_PIECE = 512  # most characters of a SentencePiece token, as every way to cut it is tried
+_LONGEST_PIECE = 512  # maximum characters of a token, since every way to cut it is tried
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # GGUF token types
 
 

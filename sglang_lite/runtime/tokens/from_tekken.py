@@ -28,7 +28,7 @@ _FIRST_SPECIALS = (  # by id, for files that don't list them
     "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]", "[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]",
     "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]",
 )  # fmt: skip
-_LONGEST_TOKEN = 1024  # most bytes of a token, as every way to cut it is tried
+_LONGEST_TOKEN = 1024  # maximum bytes of a token, since every way to cut it is tried
 
 
 def tekken_backend(file: Path) -> Backend:

@@ -1,7 +1,8 @@
-"""Finds the end of a prompt that has to be spelled anew together with the text that follows it.
+"""Finds the tokens at the end of a prompt that need a new spelling once the following text is
+known.
 
-A text that ends inside a word, or with a blank, ends with tokens that a tokenizer would not have
-chosen if the following text was known: " P" "ar" in place of " Paris".
+If a text ends inside a word or with a blank, a tokenizer that knew the following text would have
+chosen other tokens for its end: " Paris" instead of " P" "ar".
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ import regex
 
 from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
-# Tokenizers don't join a word with what is not part of one, but for a blank before it.
+# Tokenizers join a word with a blank before it, but with no other characters outside words.
 _LAST_WORD = regex.compile(r"(?: ?[\p{L}\p{M}\p{N}]+|[^\p{L}\p{M}\p{N}]+)\Z")
-# What a chat's template writes behind a control token to begin a turn: "assistant\n".
+# Text that a chat template writes after a control token to begin a turn: "assistant\n".
 _TURN_BEGIN = regex.compile(r"\w*\n+")
 _MAX_TOKENS = 6
-_TURN_TOKENS = 4  # of such a beginning
+_TURN_TOKENS = 4  # maximum number of tokens of such a text
 _INSIDE = [bytes((byte,)) for byte in range(0x80, 0xC0)]
 
 
 def count_end_tokens(tokenizer: Tokenizer, ids: Sequence[int], text_tokens: int) -> int:
-    """Returns how many tokens at the end of a prompt have to be spelled anew: those of its last
-    word, or of what follows it. They are whole characters, and at most 6 of which none is a control
-    token. A prompt that ends with the beginning of a chat's turn stays as it is.
+    """Returns how many tokens at the end of a prompt have to be spelled anew: the tokens of its
+    last word, or of the blanks and punctuation after that. These are at most `_MAX_TOKENS` tokens,
+    none of them a control token, and form whole characters. The text with which a chat's turn
+    begins keeps its tokens.
 
     Args:
         tokenizer: tokenizer of the model.
         ids: token ids of the prompt.
-        text_tokens: number of its last tokens that the tokenizer has made of text.
+        text_tokens: number of tokens at the prompt's end that the tokenizer has made from text.
     """
     count = 0
     for token in reversed(ids[len(ids) - min(text_tokens, _MAX_TOKENS + _TURN_TOKENS) :]):
@@ -55,7 +57,7 @@ def count_end_tokens(tokenizer: Tokenizer, ids: Sequence[int], text_tokens: int)
 
 
 def _count_turn_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
-    """Returns how many tokens behind a control token have text of the beginning of a turn."""
+    """Returns how many of the tokens after a control token spell the beginning of a chat's turn."""
     begin = _TURN_BEGIN.match(tokenizer.decode(ids))
     length = 0 if begin is None else len(begin[0].encode())
     spelled = 0
@@ -67,5 +69,5 @@ def _count_turn_tokens(tokenizer: Tokenizer, ids: Sequence[int]) -> int:
 
 
 def _begins_character(token: bytes) -> bool:
-    """Returns whether a token doesn't begin inside a character of UTF-8."""
+    """Returns whether a token begins at the start of a UTF-8 character, not inside one."""
     return token[:1] not in _INSIDE

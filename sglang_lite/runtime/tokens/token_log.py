@@ -149,8 +149,8 @@ def spans_for_next_prompt(
         ids: generated token ids.
         text: text of `ids`, or its beginning.
         skip_special: whether that text leaves out special tokens.
-        before: bytes before them with which `text` begins. They are tokenised together with the
-            text before.
+        before: bytes with which `text` begins, before those of `ids`. They are tokenised together
+            with the text before the generation.
     """
     if before:
         return _spans_after_text(tokenizer, ids, text, skip_special, before)
@@ -176,8 +176,8 @@ def spans_for_next_prompt(
 def _spans_after_text(
     tokenizer: Tokenizer, ids: tuple[int, ...], text: str, skip_special: bool, before: bytes
 ) -> tuple[Span, ...]:
-    """Returns the spans of a text that begins with bytes of no token. Only if these are whole
-    characters, tokens keep their ids.
+    """Returns the spans of a text that begins with bytes that belong to no token. The tokens keep
+    their ids only if these bytes form whole characters.
     """
     try:
         given = before.decode()

@@ -29,7 +29,7 @@ class DeltaWeights:
         dt: float32 [value_heads], or [value_heads * key_size] if each element of a key decays by
             itself.
         norm: [value_size], weight of the norm of each head's outputs.
-        gate, decays: linear layers of the low-rank vectors of z and a, or None.
+        gate, decays: linear layers that compute z and a from their low-rank vectors, or None.
     """
 
     kernel: torch.Tensor

@@ -112,8 +112,8 @@ class Experts:
 
         Args:
             x: the experts' input rows.
-            routed: the router's.
-            record: as for a call.
+            routed: the router's input rows.
+            record: as for `__call__`.
         """
         return self._sum_chosen(x, routed, record).to(x.dtype)
 
@@ -183,9 +183,9 @@ def sparse_mixer(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Chooses two experts by SparseMixer (arXiv:2409.12136): the best, then the best of the others.
 
-    An expert's weight is a softmax over those that are left and whose logits are near the best:
-    whose distance from it, divided by the larger of |logit| and the best, is at most 2 * jitter.
-    Takes and returns what `route` does.
+    An expert's weight is a softmax over those of the remaining experts whose logits are near the
+    best one: the distance from the best, divided by the larger of |logit| and the best, is at most
+    2 * jitter. Returns the same as `route`.
     """
     scores = logits.float()
     left = scores

@@ -35,9 +35,7 @@ class LayerInputs:
             x: their embeddings [T, hidden_size], as they enter the first layer.
         """
         size = len(self.norm)
-        root = torch.tensor(
-            math.sqrt(size), dtype=x.dtype
-        ).item()  # rounded, as transformers has it
+        root = torch.tensor(math.sqrt(size), dtype=x.dtype).item()  # rounded, as in transformers
         own = self.table[ids].to(x.dtype).view(len(ids), -1, size) * root
         seen = (self.projection(x) * x.shape[1] ** -0.5).view(len(ids), -1, size)
         return apply_norm(seen, self.norm, self.eps, "rms").add(own).mul(0.5**0.5)

@@ -267,7 +267,7 @@ def stack_weights(
             step = max(1, _READ // (part.shape[1] * part.dtype.itemsize))
             for start in range(0, part.shape[0], step):
                 chunk = part.read_stored_rows(start, start + step)
-                # the next is being read
+                # not waited for, so that the next chunk is read meanwhile
                 rows[start : start + len(chunk)].copy_(chunk, non_blocking=True)
         elif not (isinstance(part, Blocks) and _decode_into(part, rows)):
             for start, chunk in stacked_rows([part]):

@@ -175,7 +175,7 @@ def _gate(
 
 def _normalise_groups(spec: Mamba2Spec, x: torch.Tensor, ranks: Collectives) -> torch.Tensor:
     """Divides float32 outputs [T, heads * head_size] by the root of their mean square in each
-    group, of which ranks may have parts.
+    group. Ranks may have parts of a group.
     """
     grouped = x.view(len(x), spec.groups, -1)
     squares = grouped.square().sum(-1, keepdim=True)

@@ -145,8 +145,9 @@ def mamba1_scan(
     ) -> torch.Tensor:
         """Updates the state [C, N] of a row. Returns outputs [n, C].
 
-        Each number decays on its own, so a chunk has no form in products of matrices. The tokens'
-        operations are on C * N numbers, which outweighs a loop over them.
+        Each number decays at its own rate, so products of matrices can't compute a chunk. Each
+        token's operations are on C * N numbers, so the overhead of a loop over tokens matters
+        little.
         """
         out = skipped.clone()
         last = state

@@ -1,4 +1,4 @@
-"""Any layer with a recurrent state, by its specification."""
+"""Computes a layer with a recurrent state, whatever its kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What layers with a recurrent state share: the functions of a device, and the order of their rows."""
+"""Functions of a device for layers with a recurrent state, and the loop over a step's waves."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from sglang_lite.runtime.models.layers.state_conv import state_conv
 
 
 class StateSteps(NamedTuple):
-    """Functions that compute the parts of a layer on a device, with the arguments of those in
-    `kernels`.
+    """Functions that compute the parts of a layer on a device. They take the arguments of the
+    functions of the same names in `kernels`.
     """
 
     state_conv: Callable[..., torch.Tensor]
@@ -39,8 +39,9 @@ def compute_waves(
 
     Args:
         waves: rows of the step; at least one.
-        compute: function of a wave's rows and its tokens' inputs that gives their outputs.
-        inputs: [T, ...] each.
+        compute: function that returns the outputs of a wave's tokens, given the wave's rows and
+            these tokens' inputs.
+        inputs: inputs of the step's tokens, [T, ...] each.
 
     Returns:
         Outputs [T, ...] of all tokens.

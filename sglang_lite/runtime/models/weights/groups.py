@@ -181,7 +181,7 @@ class UpdateGroups:
                     return
                 self._names.discard(name)
         if made.done() and not is_left:
-            made.result()  # raises why it was not made
+            made.result()  # raises the error if it was not made
         made.add_done_callback(_abort_group)
         problem = (
             "it was left"
@@ -444,7 +444,7 @@ class UpdateGroups:
                 raise TimeoutError("the group was left meanwhile.")
             if time.monotonic() > until:
                 raise TimeoutError(f"nothing has come for {self._timeout_s:g} s (dist_timeout).")
-        work.wait()  # raises what has failed
+        work.wait()  # raises the error if it failed
 
 
 def _abort_group(made: Future[_Group]) -> None:

@@ -141,7 +141,7 @@ def read_flattened_bucket(
             raise ValueError("its tensor is not on a GPU")
         if not all(isinstance(getattr(torch, each.dtype, None), torch.dtype) for each in parts):
             raise ValueError("a dtype is none of torch")
-    except Exception as error:  # whatever the data makes of the reader
+    except Exception as error:  # the data may make the reader raise anything
         raise ParameterError(
             "serialized_named_tensors",
             f"is no flattened bucket of a GPU: {short_repr(str(error))}.",

@@ -29,8 +29,9 @@ class Matrices:
     """How matrices are declared to be stored.
 
     Attributes:
-        names: values of `Engine(quantization=)` that mean the same.
-        packings: packings of matrices; empty if they are stored as such, in 8-bit floating point.
+        names: values of `Engine(quantization=)` that mean this format.
+        packings: packings of matrices; empty if they are not packed, but plain 8-bit floating
+            point.
         block: rows and columns of the blocks of an 8-bit matrix if each block has a scale, or None.
         scales: whether 8-bit floating-point matrices are declared, which have scales.
         format: format of random matrices of this kind, whose group is 0 for a whole row; None for
@@ -269,7 +270,7 @@ def _read_compressed_tensors_format(config: Mapping[str, Json]) -> Matrices:
         return made[0] if made else PLAIN
     floats = _FLOATS in found
     integers = found.get(_INTEGERS, [])
-    # told apart by no name
+    # the tensors of these kinds have the same names, so they can't be told apart
     if integers and ("mxfp4" in found or (floats and 8 in {bits for bits, _ in integers})):
         raise _UnsupportedError(f"'compressed-tensors' ({' and '.join(kinds)} in one checkpoint)")
     return Matrices(
