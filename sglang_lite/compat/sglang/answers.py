@@ -121,6 +121,7 @@ class GenerateFields(TypedDict, total=False):
     video_data: object
     audio_data: object
     modalities: Sequence[str] | Sequence[Sequence[str]] | None
+    kv_hints: Mapping[str, object] | Sequence[Mapping[str, object] | None] | None
     routed_dp_rank: int | None
     data_parallel_rank: int | None
     output_ids: Sequence[int] | Sequence[Sequence[int] | None] | None

@@ -146,7 +146,8 @@ def _find_next_generation(ask: EngineAsk) -> tuple[PreparedNode, list[Span]] | N
     generation follows, or if a node between the two must be waited for. The text is empty if it
     can't be predicted.
     """
-    known = isinstance(ask.node, Gen) and not ask.node.judged
+    asked = ask.node
+    known = isinstance(asked, Gen) and not asked.judged
     spans = list[Span]()
     for _, entry in ask.branch.queue:
         node = entry.node

@@ -222,16 +222,25 @@ class ThreadedSmallBatchOps:
         cos, sin = zip(*ropes, strict=True)
         dims = [each.shape[-1] for each in cos]
         whole, windowed = reads
+        keys, values, cosines, sines, stored, read, firsts = _addresses(
+            cache.k,
+            cache.v,
+            cos,
+            sin,
+            store_at,
+            (whole.addresses, windowed.addresses),
+            (whole.firsts, windowed.firsts),
+        )
         step = _Step(
             model.layers,
-            _addresses(cache.k),
-            _addresses(cache.v),
-            _addresses(cos),
-            _addresses(sin),
+            keys,
+            values,
+            cosines,
+            sines,
             (_INT * len(dims))(*dims),
-            _addresses(store_at),
-            _addresses((whole.addresses, windowed.addresses)),
-            _addresses((whole.firsts, windowed.firsts)),
+            stored,
+            read,
+            firsts,
             (_LONG * 2)(*slots),
             whole.lengths.data_ptr(),
             x.data_ptr(),
@@ -251,5 +260,6 @@ class ThreadedSmallBatchOps:
         return out
 
 
-def _addresses(tensors: Sequence[torch.Tensor]) -> ctypes.Array[ctypes.c_void_p]:
-    return (_POINTER * len(tensors))(*map(torch.Tensor.data_ptr, tensors))
+def _addresses(*lists: Sequence[torch.Tensor]) -> list[ctypes.Array[ctypes.c_void_p]]:
+    """Returns an array of the addresses of each list's tensors."""
+    return [(_POINTER * len(each))(*map(torch.Tensor.data_ptr, each)) for each in lists]
