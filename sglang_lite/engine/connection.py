@@ -129,7 +129,8 @@ class Connection:
         yielded view is valid only until the next frame is requested.
 
         Args:
-            look: called whenever nothing has arrived for `look_s` seconds; 0 for never.
+            look: called whenever nothing has arrived for `look_s` seconds; never called if `look_s`
+                is 0.
 
         Raises:
             BrokenFrameError: the length of a frame is above `MAX_BYTES`.

@@ -54,7 +54,7 @@ class Core(Protocol):
     @property
     def description(self) -> str: ...
     @property
-    def encoder(self) -> EncoderSpec | None: ...  # of texts
+    def encoder(self) -> EncoderSpec | None: ...  # None unless the model encodes texts
     @property
     def generates(self) -> bool: ...  # False for an encoder of texts, or of media alone
     @property
@@ -66,7 +66,7 @@ class Core(Protocol):
     @property
     def responds(self) -> bool: ...  # False while its process is stopped, swapped out or ending
     @property
-    def pids(self) -> Sequence[int]: ...  # its processes on this machine, without those of ranks
+    def pids(self) -> Sequence[int]: ...  # process ids of the engine here, without ranks
 
     def submit(
         self,

@@ -103,8 +103,8 @@ class CoreClient:
         config: settings of the engine.
         path: folder of the model.
         process: process that was started with `config` and `path`.
-        parts: result of `load_tokenizer_and_media` for them, if it was already read.
-        watch: as for EngineLink.
+        parts: result of `load_tokenizer_and_media` for this model, if it was already read.
+        watch: see EngineLink.
 
     Attributes:
         config, model_name: settings and name of the weights that are loaded now.
@@ -168,7 +168,7 @@ class CoreClient:
             media=self._media if ready.takes_media else None,
             recorded=config.recorded,
         )
-        self.builder.adapters = None  # the engine's own process knows which there are
+        self.builder.adapters = None  # only the engine's process knows which adapters there are
         self.open_requests = OpenRequests(config.max_queued + capacity.sizes.max_running)
 
     # ---------------------------------------------------------------------------------- submissions

@@ -44,7 +44,7 @@ AdapterNames: TypeAlias = str | Sequence[str | None] | None  # of all texts, or 
 # a dictionary, or a list: by the prompt
 def encode_in_sglang_form(compute: Callable[[Any], Numbers], prompt: Texts) -> Any:
     """Computes the vectors of texts and returns them in the form of `sgl.Engine.encode`. For a
-    reward model, its outputs take the place of the vectors.
+    reward model, returns its outputs instead of vectors.
 
     Args:
         compute: `embeddings` or `classifier_outputs` with all arguments except the texts.
@@ -84,10 +84,10 @@ def embeddings(
     Args:
         texts: texts, or the result of `tokenize_texts` for them.
         lora_path: name of the adapter (LoRA) of all texts, or a list with one or None for each.
-        field: the caller's name of the texts, for messages.
+        field: name of the texts in the caller's request, for error messages.
 
     Raises:
-        CapabilityError, ParameterError, EngineClosedError: as `encode`.
+        CapabilityError, ParameterError, EngineClosedError: see `encode`.
     """
     import numpy as np
 
@@ -187,7 +187,7 @@ def classifier_outputs(
         plain: whether to return raw outputs (`reward`) instead of probabilities (`classify`).
 
     Raises:
-        CapabilityError, ParameterError, EngineClosedError: as `reward`.
+        CapabilityError, ParameterError, EngineClosedError: see `reward`.
     """
     import numpy as np
 
@@ -246,7 +246,7 @@ def _compute_outputs(
     prompt: str = "",
 ) -> Numbers:
     """Computes the model's outputs for texts or pairs, float32 [N, width]. Also returns the number
-    of tokens of each.
+    of tokens of each text or pair.
     """
     import numpy as np
 

@@ -110,7 +110,7 @@ class Engine:
             startup_messages.suggest_once(advice, settings.log_level)
 
     @classmethod
-    def of(cls, loaded: LoadedModel, **config: Any) -> Self:  # as of the constructor
+    def of(cls, loaded: LoadedModel, **config: Any) -> Self:  # keywords of the constructor
         """Creates an engine in this process around a model that is already loaded."""
         from sglang_lite.runtime.core import engine_thread
 
@@ -216,8 +216,8 @@ class Engine:
             sink: function called on the engine's thread with each Delta (if `stream`), then with
                 the Generation or an SglError: once, or `n` times for `n` samples. It must not
                 block.
-            flush: function called on the engine's thread after sinks, once for all events of a
-                step: to wake a thread or event loop that waits for them.
+            flush: function called on the engine's thread after the sinks, once for all events of a
+                step. It may wake a thread or event loop that waits for these events.
             namespace: name of a part of the prefix cache: requests of different namespaces never
                 share cached prefixes.
             priority: rank of the request; higher ones run first. Needs an engine with the policy
@@ -232,8 +232,8 @@ class Engine:
                 would have. The first Delta repeats the given ids; the Generation has the complete
                 output, except for `output_logprobs`, which begin after the given ids
                 (`meta["continued_from"]`).
-            timeout: seconds after which the caller gives up. JSON that closing brackets can
-                complete is cut before that.
+            timeout: seconds after which the caller gives up. If the output is JSON, it is cut
+                before that time, where closing brackets can complete it.
             winds_down: whether to end as soon as a limit could cut the output, from its first token
                 on: like `Ticket.wind_down`, but in effect before the first step.
 
@@ -279,7 +279,7 @@ class Engine:
         of its result.
 
         Raises:
-            SglError: as `submit`; OverloadedError only if `count` exceeds the engine's limit.
+            SglError: see `submit`; OverloadedError only if `count` exceeds the engine's limit.
         """
         return self.core.open_requests.submit_once_admitted(submit, count)
 
@@ -317,13 +317,13 @@ class Engine:
         Args:
             choices: texts to score, at least one. If one of them is empty, all are scored together
                 with the prompt's last token.
-            unconditional: whether to score the choices also without the prompt.
+            unconditional: whether to also score the choices without the prompt.
             sink: function called once, on the engine's thread, with the Selection or an SglError.
-            flush: as of `submit`.
+            flush: see `submit`.
             lora_path: name of the adapter (LoRA) to score with.
 
         Raises:
-            ParameterError, OverloadedError, EngineClosedError: as `submit`.
+            ParameterError, OverloadedError, EngineClosedError: see `submit`.
         """
         return self.core.submit(
             SelectRequest(prompt, choices, unconditional, namespace, lora_path), sink, flush
@@ -365,7 +365,7 @@ class Engine:
                 last with a ProgramResult or the SglError of the main branch, once the program is
                 closed and everything is played. If a node failed, its result is its SglError, and
                 no further node of its branch follows. It must not block.
-            flush: as for `submit`.
+            flush: see `submit`.
             stream: whether to also send deltas.
             priority: rank of all requests of the program; higher ones run first, if the engine's
                 policy is "priority".
@@ -390,10 +390,10 @@ class Engine:
         """Starts a complete program and returns immediately.
 
         Args:
-            sink, flush, stream, priority: as for `open_program`.
+            sink, flush, stream, priority: see `open_program`.
 
         Raises:
-            ParameterError, OverloadedError, EngineClosedError: as `submit`.
+            ParameterError, OverloadedError, EngineClosedError: see `submit`.
         """
         return self.core.submit(
             ProgramRequest(prompt, program, stream, namespace, priority), sink, flush
@@ -481,9 +481,9 @@ class Engine:
         with_stack: bool = False,
         record_shapes: bool = False,
     ) -> None:
-        """Starts a profile of the engine's steps (torch's profiler), with spans for each step and
-        its prefill, decode and masks; on a GPU also as NVTX ranges. Steps are slower during a
-        profile, and its size grows with their number.
+        """Starts a profile of the engine's steps with torch's profiler. The trace has spans for
+        each step, and for the step's prefill, decode and masks. On a GPU, the spans are also NVTX
+        ranges. Steps are slower during a profile, and each step adds to the size of the trace.
 
         Args:
             output_dir: folder for the trace; created if missing.
@@ -514,7 +514,7 @@ class Engine:
         Args:
             lora_name: name of the adapter. The name of an unloaded one may be used again.
             lora_path: the folder.
-            pinned: whether it is read immediately and stays on the device.
+            pinned: whether the adapter is read immediately and stays on the device.
 
         Raises:
             ParameterError: the engine was started without adapters, the name can't be used, or
@@ -553,9 +553,10 @@ class Engine:
         return self.answer(calls.FlushCache())
 
     def freeze_gc(self) -> None:
-        """Collects garbage in this process and the engine's own, and exempts all objects that they
-        have now from later collections. An engine's process does so once the model is loaded;
-        calling it again after the first requests includes what these have cached.
+        """Collects garbage in this process and in the engine's process, and exempts all remaining
+        objects from later collections. The engine's process does this by itself once the model is
+        loaded. A call after the first requests also exempts the objects that these requests have
+        cached.
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -578,12 +579,12 @@ class Engine:
             prompt: spans, text, or token ids; usually the prompt of a request and its answer.
             path: the file. An existing one is replaced once everything is written. Only its owner
                 may read it.
-            namespace: part of the cache in which the requests were.
+            namespace: namespace of the requests whose prefix is exported.
             secret: text of 16 characters or more that is needed to read the file; None for no
                 secret.
 
         Returns:
-            Number of tokens whose keys and values were written: whole pages.
+            Number of tokens whose keys and values were written. Only whole pages are written.
 
         Raises:
             CapabilityError: the engine has no hierarchical cache, or its model embeds texts.
@@ -604,26 +605,26 @@ class Engine:
         secret: str | None = None,
     ) -> int:
         """Loads a file written by `export_prefix` into the host cache. Requests that begin with its
-        prompt then find it there. Its keys and values are also copied to the device, as far as
-        pages are free there.
+        prompt then find it there. The keys and values are also copied to free pages of the device,
+        if there are any.
 
         Args:
             path: the file.
-            trust_cache: whether you know who wrote the file. Its checksum detects damage, but
-                whoever writes a file decides what the model takes for its own computation.
+            trust_cache: whether you trust the author of the file. A checksum detects damage, but
+                the author can write any keys and values, and the model uses them like its own.
             namespace: part of the cache whose requests may find it.
-            secret: text that the file was written with. It proves that its writer had the secret,
-                and replaces `trust_cache`.
+            secret: secret with which the file was written. If it matches, the author knew the
+                secret, and `trust_cache` isn't needed.
 
         Returns:
             Number of tokens that were read; fewer than the file has if the host has too little
                 room.
 
         Raises:
-            CapabilityError: as `export_prefix`.
-            ParameterError: the file is not trusted, is damaged, can't be read, or belongs to
-                another model, version of its weights, data type or page size. Whole pages before a
-                damaged one may have been read.
+            CapabilityError: see `export_prefix`.
+            ParameterError: the file is not trusted, is damaged, can't be read, or was written for
+                another model, weight version, data type or page size. If a page is damaged, the
+                pages before it may have been read.
             EngineClosedError: the engine is closed.
         """
         check_prefix_file(namespace, secret, trusted=trust_cache or secret is not None)

@@ -110,7 +110,7 @@ class EngineLink:
         process loads these.
 
         Args:
-            path: the folder; None if it is the same.
+            path: the folder; None if it has not changed.
         """
         self._config = config
         self._path = path or self._path
@@ -258,7 +258,7 @@ class EngineLink:
             self._on_death(process, f"{process.name} {problem}{ended.text}")
         self._watch(None)
         self._gate.release_thread()
-        # and not that of a restarted process
+        # unless the reader is that of a restarted process
         if threading.current_thread() is self.submissions.reader:
             switch_interval.restore_switch_interval()
 

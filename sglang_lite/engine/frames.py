@@ -4,9 +4,9 @@ A frame is the length of its content (4 bytes, big-endian), then the content: a 
 msgpack, at most `MAX_BYTES`. A message to the engine is a pair: the number of a submission or call,
 and a record. Submissions and calls are sent as the records that a core accepts
 (runtime/core/submission.py, runtime/calls.py), except for those with arrays and functions. Records
-in messages have the form of `sglang_lite.wire`. Both ends belong to one installation, and one has
-started the other: types and size of the content are checked, but it is not scanned like data from
-strangers. Nothing is unpickled.
+in messages have the form of `sglang_lite.wire`. Both processes run the same installation, and one
+has started the other. So the types and size of the content are checked, but the content is not
+scanned like untrusted data. Nothing is unpickled.
 """
 
 from __future__ import annotations

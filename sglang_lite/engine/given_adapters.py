@@ -1,5 +1,5 @@
-"""Adapters (LoRA) that a caller passes as tensors: they are written to a folder in memory, which the
-engine reads like any other.
+"""Writes adapters (LoRA) that a caller passes as tensors to a folder in memory. The engine reads
+the folder like any other adapter.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def write_adapter_folder(
     the folder.
 
     Args:
-        tensors: its matrices, by their names in `adapter_model.safetensors`.
-        config: content of its `adapter_config.json`.
+        tensors: matrices of the adapter, by their names in `adapter_model.safetensors`.
+        config: content of the adapter's `adapter_config.json`.
 
     Raises:
         ParameterError: there are no tensors, an entry is not a tensor, the config can't be written

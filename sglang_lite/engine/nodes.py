@@ -2,9 +2,9 @@
 node, an agent starts that node's processes and relays messages between them and node 0. Each
 process has its own TCP connection.
 
-An agent opens a connection by stating what it runs. Node 0 answers, and rejects what differs from
-its own. Nothing is secret or signed, and torch's own connections between ranks are just as open:
-the network must be closed to others.
+When an agent connects, it first sends its version, its settings and a digest of its model. Node 0
+rejects the agent if these differ from its own. Connections are neither encrypted nor authenticated,
+and neither are torch's connections between ranks, so nobody else may have access to the network.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _AT_ONCE = 64  # maximum number of simultaneous greetings, since some callers ma
 _NO_HANDSHAKE = (OSError, BrokenFrameError, msgspec.MsgspecError, RecursionError)
 _AGAIN_S = 0.5  # between two attempts to reach node 0
 _LOOK_S = 1.0  # between two checks whether the engine has ended, or whether a silent rank computes
-_OF_ALL_NODES = (  # settings that affect how ranks load and compute; for others, rank 0's count
+_OF_ALL_NODES = (  # settings that affect how ranks load and compute; rank 0's are used for others
     "nnodes",
     "dp_size",
     "tp_size",
@@ -138,8 +138,8 @@ class RemoteProcess:
     the agent on that node ends the process.
 
     Args:
-        connection: connection to its agent.
-        node: number of its node.
+        connection: connection to the agent of the process.
+        node: number of the process's node.
     """
 
     pid = None  # on this machine
@@ -198,7 +198,7 @@ class NodeListener:
         returns True, because the engine has then ended.
 
         Raises:
-            BackendError: one has not connected in time.
+            BackendError: a process has not connected in time.
         """
         deadline = time.monotonic() + timeout_s
         with self._changed:
@@ -270,7 +270,7 @@ def run_worker_node(config: EngineConfig, path: Path) -> int:
     """Runs the processes of a node other than 0 until the engine has ended.
 
     Args:
-        config: settings, the same as on node 0 except for those of a node.
+        config: settings, which must be those of node 0 except for settings of a single node.
         path: folder or file of the model.
 
     Returns:
@@ -321,7 +321,7 @@ class _Relay:
     """Process of this node, with the threads that relay messages between the process and node 0.
 
     Args:
-        config, path: as for `run_worker_node`.
+        config, path: see `run_worker_node`.
         rank: number of the rank, or of the replica.
         line: connection to node 0.
     """

@@ -16,7 +16,8 @@ from sglang_lite.protocol import BackendError, CapabilityError
 from sglang_lite.runtime.config import DIST_TIMEOUT_S, EngineConfig
 from sglang_lite.runtime.parallel.addresses import NCCL
 
-_OF_THIS_MACHINE = 0.001  # share of Ray's resource of a machine, to place a bundle there
+# requested share of the resource that Ray has for each machine, to place a bundle on the machine
+_OF_THIS_MACHINE = 0.001
 
 
 def start_rank_actors(config: EngineConfig) -> EngineConfig:
@@ -31,7 +32,7 @@ def start_rank_actors(config: EngineConfig) -> EngineConfig:
 
     Raises:
         CapabilityError: Ray is not installed.
-        BackendError: the cluster has no room for so many ranks.
+        BackendError: the cluster has no room for all ranks.
     """
     try:
         import ray

@@ -19,14 +19,14 @@ from sglang_lite.runtime import calls
 from sglang_lite.runtime.calls import EngineCall, R
 
 _WRITTEN = "it has the weights of its checkpoint, and can't have those that the others are given. Start a new engine."
-_WITHOUT_GRAPHS = ("kv_cache", "weights")  # released graphs return with the last of these
+_WITHOUT_GRAPHS = ("kv_cache", "weights")  # resuming the last of these brings back released graphs
 STATS_S = 3.0  # time to wait for counts
 _LARGEST = ("asleep", "mask_", "max_")  # prefixes of counts that are combined by their maximum
 
 
 class ReplicaCalls:
-    """Calls to the running replicas. Also remembers calls such as loading an adapter, to repeat
-    them to a process that replaces a replica's.
+    """Sends calls to the running replicas. Remembers calls that change a replica, such as loading
+    an adapter, and repeats them to a replica's replacement process.
 
     Args:
         clients: all replicas.
@@ -225,8 +225,8 @@ class ReplicaCalls:
         undoes it at the replicas where it succeeded.
 
         Args:
-            together: whether to ask all at the same time, instead of the others once the first one
-                has succeeded.
+            together: whether to call all replicas at the same time. Otherwise, the first replica is
+                called, and the others once it has succeeded.
         """
         first, *others = self.accepting_replicas()
         answers = [(first, _ask_or_fail(first, call))]

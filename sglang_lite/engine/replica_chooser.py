@@ -1,9 +1,9 @@
-"""Chooses a replica for each request and program: the one that has its prefix in its cache, or else
-the one with the least left to compute.
+"""Chooses a replica for each request and program: the replica whose cache has the prompt's prefix,
+or else the replica with the least left to compute.
 
-Knows replicas by number and prompts by digests of their prefixes, and knows neither processes nor
-messages. A replica's cache is assumed to hold what its radix tree reports, and the prompts that
-were sent there and have not ended.
+Replicas are identified by number, and prompts by digests of their prefixes. Nothing here depends on
+processes or messages. A replica's cache is assumed to contain the prefixes that its radix tree
+reports, and the prompts of requests that were sent to the replica and have not ended.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Final
 from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.config import LoadBalance
 
-# A prompt follows its prefix if that is at least this share of it. A smaller one, like the start of
-# a chat template, would only gather unrelated prompts at one replica.
+# A prompt is sent to the replica that has its prefix in its cache if the prefix is at least this
+# share of the prompt. A smaller prefix, like the start of a chat template, would only gather
+# unrelated prompts at one replica.
 FOLLOWED: Final = 0.3
-# A replica also counts as full while it has this many rows more than the emptiest one, and this
-# many times its rows: defaults of SGLang's gateway, whose rule is the same.
+# A replica is overloaded while it has at least this many rows more than the least busy replica, and
+# more than this many times that replica's rows. SGLang's gateway has the same rule and defaults.
 AHEAD_ROWS: Final = 64
 AHEAD_TIMES: Final = 1.5
 
@@ -58,11 +59,11 @@ class ReplicaChooser:
 
     Args:
         count: number of replicas.
-        rule: how to choose, like EngineConfig's `load_balance_method`.
+        rule: rule for choosing, a value of EngineConfig's `load_balance_method`.
         capacity: capacity of each replica.
         every: number of tokens between two digests of a prompt.
-        readiness: function from a replica's number to how ready it is for requests. Only those with
-            the highest readiness are chosen from.
+        readiness: function that takes a replica's number and returns how ready the replica is for
+            requests. Only replicas with the highest readiness are chosen.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class ReplicaChooser:
 
         Args:
             digests: digests of the prompt's prefixes, shortest first.
-            length: tokens of the prompt.
+            length: number of tokens of the prompt.
             expected: expected number of tokens to be generated.
             rows: number of samples.
             rank: replica to use; None for the best.
@@ -149,7 +150,7 @@ class ReplicaChooser:
         """Records what a replica's tree has gained and lost.
 
         Args:
-            forgotten: whether it has lost everything that it had before.
+            forgotten: whether the tree has lost everything that it had before.
         """
         bit = 1 << rank
         replica = self._replicas[rank]

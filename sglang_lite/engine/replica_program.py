@@ -68,10 +68,11 @@ class ProgramLoad:
     generations and selections, and branches that have not asked for any yet.
 
     Args:
-        chooser: chooser that counts them.
+        chooser: chooser that counts the load.
         placement: placement of the program, which already has the rows and tokens of `coming`.
-        builder: builder of its requests.
-        coming: branches that have asked nothing yet when the program is placed.
+        builder: builder of the program's requests.
+        coming: branches that have not asked for a generation or selection when the program is
+            placed.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class ProgramLoad:
         asked = Counter[BranchPath]({path: sum(isinstance(node, Gen | Select) for node in nodes)})
         for place, node in enumerate(nodes):
             for index, branch in enumerate(node.branches if isinstance(node, Fork) else ()):
-                # no place of a node
+                # negative, so that it is not the place of any node
                 asked[(*path, -1 - place, index)] += sum(
                     1 for _ in _iterate_gens_and_selects(branch)
                 )
@@ -146,8 +147,8 @@ class ProgramAtReplica:
     Args:
         gate: checks that the engine is open and that the caller may wait.
         sink: callback for the events.
-        begin: function that opens the program at a replica, given the spans of text that it begins
-            with and its first nodes.
+        begin: function that opens the program at a replica, given the program's opening spans of
+            text and its first nodes.
     """
 
     def __init__(

@@ -88,7 +88,7 @@ class Replicas:
 
     Attributes:
         capacity: capacity of the smallest replica.
-        other attributes: as for CoreClient.
+        other attributes: see CoreClient.
 
     Raises:
         SglError: a replica can't be started.
@@ -426,10 +426,10 @@ def _start_clients(
     fails to start, all are ended.
 
     Args:
-        config, path: as for `Replicas`.
+        config, path: see `Replicas`.
         told: callback for status messages, with the number of the replica.
-        places: for each replica on this machine, where it synchronizes with those that share its
-            feed-forward weights; None if it shares none.
+        places: for each replica on this machine, the files through which it synchronizes with
+            replicas that share its feed-forward weights; None if it shares none.
     """
     settings = [settings_of_replica(config, rank) for rank in range(config.dp_size)]
     processes: list[EngineProcess] = []
@@ -466,7 +466,7 @@ def _wait_for_other_nodes(config: EngineConfig, path: Path) -> dict[int, RemoteP
     """Returns the replicas of other machines by number, once all have connected.
 
     Raises:
-        BackendError: one has not connected in time.
+        BackendError: a replica has not connected in time.
     """
     found: dict[int, RemoteProcess] = {}
     if config.nnodes == 1:

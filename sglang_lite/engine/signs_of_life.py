@@ -39,8 +39,8 @@ class SignsOfLife:
 
     Attributes:
         every_s: seconds between two checks.
-        missing: True after 10 s without a sign of life (3 s if `end` is given), until the next
-            one.
+        missing: True after 10 s without a sign of life (3 s if `end` is given), until there is one
+            again.
     """
 
     def __init__(self, pid: int | None, end: Callable[[], object] | None = None) -> None:

@@ -27,8 +27,8 @@ def update_from_disk(
 
     All tensors are read and checked before the first is written. Nothing that the old weights have
     computed is used again: cached prefixes are dropped, and running requests are recomputed up to
-    their current position. No step runs during the update. It needs memory for 1 GiB of staged
-    weights and for one part of a layer.
+    their current position. No step runs during the update. The update needs memory for 1 GiB of
+    staged weights and for one part of a layer.
 
     Args:
         path: folder or name of the checkpoint, like EngineConfig's `model`.
@@ -179,8 +179,8 @@ def update_from_group(
 
     Args:
         names: names of the tensors in a checkpoint, in the order in which they are sent.
-        dtypes: dtype of each, such as "bfloat16" or "torch.bfloat16".
-        shapes: shape of each.
+        dtypes: dtype of each tensor, such as "bfloat16" or "torch.bfloat16".
+        shapes: shape of each tensor.
         group_name: name of the group.
         flush_cache: whether the update is complete, as for `update_from_tensors`.
         weight_version: name of the new weights; None keeps the current name.
@@ -188,8 +188,8 @@ def update_from_group(
 
     Raises:
         ParameterError: an argument is invalid, or there is no such group.
-        ModelError: a tensor has not arrived within `dist_timeout`, its sender is gone, or as for
-            `update_from_tensors`.
+        ModelError: a tensor has not arrived within `dist_timeout`, its sender is gone, or for a
+            reason that `update_from_tensors` lists.
     """
     if load_format not in (None, "flattened_bucket"):
         raise ParameterError(
@@ -229,7 +229,7 @@ def offer_weights(
             `weight_version`.
 
     Raises:
-        ParameterError: an argument is invalid, or the group is there already.
+        ParameterError: an argument is invalid, or the group already exists.
         ModelError: a tensor can't be sent because the engine has it in fewer bits or is asleep.
     """
     for name, value, kind in (
@@ -263,8 +263,8 @@ def release_memory_occupation(engine: Engine, tags: Sequence[str] | None = None)
 
     Args:
         tags: what to release: "kv_cache", "weights" (the host keeps a copy), "cuda_graph" (captured
-            again on resuming, which takes seconds). None for everything; resuming the last of the
-            other two then also brings the graphs back.
+            again on resuming, which takes seconds). None for everything; the graphs are then
+            captured again once both weights and KV cache are resumed.
 
     Raises:
         ParameterError: a tag is unknown.
@@ -278,7 +278,7 @@ def resume_memory_occupation(engine: Engine, tags: Sequence[str] | None = None) 
     """Allocates released memory again. The engine continues once it has everything.
 
     Args:
-        tags: as for `release_memory_occupation`; None for everything that is released.
+        tags: see `release_memory_occupation`; None for everything that is released.
 
     Raises:
         ParameterError: a tag is unknown.
@@ -293,11 +293,11 @@ def sleep(engine: Engine, level: int = 1) -> None:
 
     Args:
         level: 1 to keep the weights in the host's memory; 2 to drop them and read them again from
-            the checkpoint. If they came as tensors, the engine needs them once more after level 2.
+            the checkpoint. If the weights came as tensors, they must be sent again after level 2.
 
     Raises:
         ParameterError: the level is neither.
-        CapabilityError: the engine is asleep, or as for `release_memory_occupation`.
+        CapabilityError: the engine is asleep; see also `release_memory_occupation`.
     """
     if level not in (1, 2) or isinstance(level, bool):
         raise ParameterError("level", f"{short_repr(level)} is neither 1 nor 2.")
@@ -380,14 +380,14 @@ def continue_generation(engine: Engine) -> None:
 
 
 def begin_update(engine: Engine, selector: str = "all") -> None:
-    """Makes all updates of the weights one, until `end_update`. From the first one on, requests
-    wait; until then, they go on with the old weights.
+    """Combines all updates of the weights until `end_update` into one. Requests continue with the
+    old weights until the first of these updates, and then wait.
 
     Args:
         selector: must be "all" or "target": drafts come from text, and have no weights.
 
     Raises:
-        ParameterError: the selector is another one.
+        ParameterError: the selector is neither.
         ModelError: an update has begun already, or the weights can't be replaced.
         CapabilityError: the engine has several ranks.
     """
@@ -406,7 +406,7 @@ def end_update(engine: Engine) -> None:
 
     Raises:
         ModelError: no update has begun.
-        BackendError: a write has failed, and its tensors have not come since.
+        BackendError: a write has failed, and its tensors have not been sent again.
         CapabilityError: the engine has several ranks.
     """
     engine.answer(calls.EndUpdate())

@@ -66,7 +66,7 @@ async def load(service: Service, call: HttpRequest) -> Response:
 
 
 async def load_from_tensors(service: Service, call: HttpRequest) -> Response:
-    """Loads an adapter that the request has."""
+    """Loads an adapter whose matrices are in the request."""
     body = await read_record(service, call, LOAD_FROM_TENSORS)
     data = decode_only_entry(body.serialized_named_tensors)
     check_safetensors(data)

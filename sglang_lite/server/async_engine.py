@@ -391,7 +391,7 @@ class _EventQueue(Generic[E]):
         self._relay = relay
         self._events: deque[E] = deque()
         self._waiter: asyncio.Future[None] | None = None
-        self._left: Context | None = None  # of a reader that has left
+        self._left: Context | None = None  # context of a reader that has left
 
     def enqueue_event(self, event: E) -> None:
         """Adds an event. Called on any thread."""
@@ -455,7 +455,7 @@ def _untokenized_length(prompt: Prompt | str | Sequence[int]) -> int:
 
 
 def _join_deltas(events: Iterable[T]) -> list[T | Delta]:
-    """Joins the deltas of each sample into one, at the place of the first."""
+    """Joins the deltas of each sample into one, at the position of the sample's first delta."""
     found: list[T | Delta] = []
     at: dict[int, int] = {}  # index in `found` of each sample's delta
     for event in events:
@@ -477,7 +477,9 @@ def _join_deltas(events: Iterable[T]) -> list[T | Delta]:
 
 
 def _join_program_deltas(events: Sequence[ProgramEvent]) -> list[ProgramEvent]:
-    """Joins the deltas of each sample of a program's node into one, at the place of the first."""
+    """Joins the deltas of each sample of a program's node into one, at the position of the sample's
+    first delta.
+    """
     found: list[ProgramEvent] = []
     at: dict[tuple[Path, int, int], int] = {}  # index in `found` of each sample's delta
     for event in events:

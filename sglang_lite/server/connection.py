@@ -76,8 +76,9 @@ class ClientConnection(HttpToolsProtocol):
     turn, nothing more is read. A client that closes its sending side still gets the answers to
     what it has sent.
 
-    Also notifies all of its open requests when its client disconnects (RFC 9112, 9.3.2). uvicorn
-    notifies only the last one, and the one being answered would run to its end.
+    When the client disconnects, all of the connection's open requests are notified (RFC 9112,
+    9.3.2). uvicorn notifies only the last request, so the request being answered would run to its
+    end.
 
     Args:
         settings: settings of the server, with the limits.
@@ -104,15 +105,17 @@ class ClientConnection(HttpToolsProtocol):
         self._requests: list[RequestResponseCycle] = []
         # bytes and lines of the head of the request that is being read
         self._head = self._lines = 0
-        self._parts = self._size = 0  # of its body so far: parts from the parser, and their bytes
+        # parts of that request's body that the parser has returned so far, and their bytes
+        self._parts = self._size = 0
         self._unparsed = 0  # bytes that the parser still buffers
-        self._begun = self._in_body = False  # of the request that is being read
+        # whether the request that is being read has begun, and has reached its body
+        self._begun = self._in_body = False
         self._hosts = 0  # `Host` lines in that head
         self._refused: SglError | None = None  # why the parser was stopped
-        self._drops_rest = False  # of what the client sends, because it was refused
+        self._drops_rest = False  # whether to drop further data, because a request was refused
         self._last_answer: SglError | None = None  # sent once all earlier requests are answered
         self._held = memoryview(b"")  # data that is parsed when there is room for requests
-        self._ended = False  # the client has ended its side
+        self._ended = False  # the client has closed its sending side
         self._timer: asyncio.TimerHandle | None = None
 
     # ------------------------------------------------------------------------------- the connection
@@ -195,8 +198,8 @@ class ClientConnection(HttpToolsProtocol):
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # uvicorn's own always closes
         """Called when the client closes its sending side. Keeps the connection open if answers are
-        due. Lets asyncio close it over TLS, or if the next answer has begun and the client is not
-        slow to read it.
+        due. Lets asyncio close the connection if it uses TLS, or if the next answer has begun and
+        the client is not slow to read it.
         """
         if self._begun and self._last_answer is None:
             self._refuse_request(

@@ -86,7 +86,7 @@ class HttpRequest:
 
         Raises:
             WireError: the body isn't a JSON object.
-            ParameterError: as `Fields.parse_record`.
+            ParameterError: see `Fields.parse_record`.
         """
         return fields.parse_record(self.parse_body(), self.unused if self.reports else None)
 
@@ -122,7 +122,7 @@ async def read_body(
         function: function at the top level of a module that takes a reader, the request and `more`.
             It uses nothing else, and appends to the request's `unused`.
         more: further arguments of the function.
-        size: size of what is read besides the body, in bytes.
+        size: size in bytes of the data that the function reads besides the body.
 
     Raises:
         SglError: the error of the function.
@@ -383,9 +383,10 @@ def _sanitise_header_value(name: str) -> str:
     return "".join(c if c.isascii() and c.isprintable() and c != "," else "?" for c in name[:100])
 
 
-_POLLED = ("/v1/loads", "/get_load")  # by gateways, like open routes by others
+# routes that gateways poll; other clients poll open routes
+_POLLED = ("/v1/loads", "/get_load")
 _CLIENT_LEFT = 499  # nginx's status for a client that left before it was answered
-_KEY = "sglang_lite.key"  # of a request's scope, once its key is checked
+_KEY = "sglang_lite.key"  # entry for the API key in a request's scope, once the key is checked
 # headers with which browsers mark the requests of a page
 _OF_PAGES = ("origin", "referer", "sec-fetch-site")
 _HOST = re.compile(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(?::[0-9]+)?", re.IGNORECASE)

@@ -150,8 +150,8 @@ _TABLE: tuple[tuple[type[SglError], ErrorStatus], ...] = (  # the first matching
 
 
 def find_error_status(error: SglError) -> ErrorStatus:
-    """Returns the HTTP status and the names of an error. For a BatchError, its first failed request
-    decides.
+    """Returns the HTTP status and the names of an error. For a BatchError, returns those of its
+    first failed request.
     """
     cause = _unwrap_batch_error(error)
     return next(status for kind, status in _TABLE if isinstance(cause, kind))

@@ -61,8 +61,9 @@ async def media_features(
     """Returns features of media in the form of `EncodeMedia`'s answer.
 
     Args:
-        sources: data URL, base64 or address of each.
-        kind: their kind; None for the one that a data URL names, else "image".
+        sources: data URL, base64 or address of each medium.
+        kind: kind of the media; None for the kind that a data URL names, or "image" for other
+            sources.
         frames: number of frames of a video.
 
     Raises:

@@ -1,4 +1,6 @@
-"""What all gRPC calls share: keys, limits, a log line, counts, spans, and the status of an error."""
+"""Functions that all gRPC calls share: they check keys and limits, write a log line, record counts
+and spans, and set the status of an error.
+"""
 
 from __future__ import annotations
 
@@ -65,8 +67,8 @@ class GrpcCalls:
         Args:
             call: name of the call.
             route: route whose access rights apply.
-            counts: whether it counts as an open request.
-            of: full name of its service.
+            counts: whether the call counts as an open request.
+            of: full name of the call's service.
         """
         headers = {
             name.lower(): value

@@ -41,8 +41,8 @@ from sglang_lite.version import __version__
 
 logger = logging.getLogger("sglang_lite.server")
 _CHUNK = 64 * 1024  # bytes of a tokenizer's files in a message
-_IDLE_MS = 60_000  # after which a connection without calls is closed
-_FILES = (  # of a tokenizer
+_IDLE_MS = 60_000  # a connection without calls is closed after this time
+_FILES = (  # names of a tokenizer's files
     "tokenizer.json", "tokenizer_config.json", "config.json", "generation_config.json", "special_tokens_map.json",
     "vocab.json", "merges.txt", "tokenizer.model", "preprocessor_config.json", "processor_config.json",
 )  # fmt: skip
@@ -259,7 +259,7 @@ def _convert_generate_message(request: Any) -> Any:
     out.
 
     Raises:
-        ParameterError, ConstraintError: as `read_request`.
+        ParameterError, ConstraintError: see `read_request`.
     """
     refuse_fields(
         request,

@@ -1,6 +1,8 @@
-"""Prompts between two texts (`suffix`), for models that were trained to fill in the middle.
+"""Prompts for the text between two given texts (`suffix`), for models that were trained to fill in
+the middle.
 
-A model that can do so has tokens for it in its vocabulary. They tell how its prompt is written.
+The vocabulary of such a model has special tokens for this purpose. They determine how the prompt is
+written.
 """
 
 from __future__ import annotations
@@ -14,12 +16,13 @@ from sglang_lite.runtime.tokens.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class InfillTokens:
-    """Tokens of a family of models around the texts of a prompt.
+    """Tokens that a family of models puts around the two texts of a prompt.
 
     Attributes:
-        prefix, suffix: tokens before the text before and the text after the gap.
-        middle: token after both, where the model begins; None for a family that writes the suffix
-            first, and begins after the prefix.
+        prefix, suffix: token that precedes the text before the gap, and token that precedes the
+            text after the gap.
+        middle: token after both texts, where the model begins to write. None for a family whose
+            prompts have the suffix first; its models begin to write after the prefix.
     """
 
     prefix: str
@@ -48,7 +51,7 @@ _ENDS = (
 
 @dataclass(frozen=True, slots=True)
 class InfillFormat:
-    """How a model's prompts between two texts are written.
+    """Format of a model's prompts for the text between two given texts.
 
     Attributes:
         prefix, suffix, middle: ids of the family's tokens.
@@ -74,8 +77,8 @@ class InfillFormat:
         return None
 
     def write_prompt(self, tokenizer: Tokenizer, before: str, after: str) -> list[int]:
-        """Returns the token ids of the prompt for the text between two texts, in which names of
-        special tokens are ordinary text.
+        """Returns the token ids of the prompt for the text between two given texts. Names of
+        special tokens in the given texts are encoded as ordinary text.
         """
         start = tokenizer.encode_spans((Span(before, special=False),))
         end = tokenizer.encode_spans((Span(after, special=False),), first=False)

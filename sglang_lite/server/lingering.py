@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 _LINGER_S: Final = 5.0  # longest time that a client may send on after its last answer
-_MAX_LINGERING: Final = 64  # at the same time: clients over a limit must not hold file descriptors
+_MAX_LINGERING: Final = 64  # limit, because clients over a limit must not occupy file descriptors
 _READ: Final = 64 << 10
 
 

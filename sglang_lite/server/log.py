@@ -11,14 +11,14 @@ from sglang_lite.server.settings import ServerSettings
 
 def configure(settings: ServerSettings) -> None:
     """Configures logging to stderr from the settings, unless logging is configured already."""
-    # the process tells several servers apart
+    # the process id distinguishes several servers
     line = "%(asctime)s %(levelname)s %(process)d %(name)s: %(message)s"
     logging.basicConfig(level=settings.log_level.upper(), format=line)
     if settings.log_format == "json":
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())
     if settings.log_level != "debug":
-        # it logs a line for each poll of another server
+        # httpx2 logs a line for each poll of another server
         logging.getLogger("httpx2").setLevel(logging.WARNING)
 
 

@@ -46,7 +46,7 @@ _SHOWN: dict[str, dict[str, Callable[[Mapping[str, Any]], float]]] = {
 }
 
 
-_OF_THE_SERVER = {"generated_per_s", "gen_throughput"}  # no replica counts these
+_OF_THE_SERVER = {"generated_per_s", "gen_throughput"}  # replicas don't have these
 
 
 class _Stats(Collector):

@@ -161,7 +161,7 @@ class ProfileRequest(msgspec.Struct, kw_only=True):
     record_shapes: bool | None = None
 
 
-LONGEST_S = 3600.0  # for loading weights, or writing a profile
+LONGEST_S = 3600.0  # longest time for loading weights, or writing a profile
 _CONSTRAINT: Any = Constraint  # a union is not a type
 GENERATE = Fields(GenerateBody, NATIVE_NEUTRAL, NATIVE_REFUSED)
 CONFIGURE_LOGGING = Fields(ConfigureLoggingRequest, {}, LOGGING_REFUSED)

@@ -1,8 +1,9 @@
 """Spreads the parsing of clients' data over the turns of the event loop, a few milliseconds in
 each.
 
-In one turn, a loop reads from all sockets that have data. Parsing or refusing all that hundreds of
-connections send together would block the loop, and so every other client, until it is done.
+In one turn, a loop reads from all sockets that have data. If hundreds of connections send data
+together, parsing or refusing all of it in one turn would block the loop, and with it every other
+client.
 """
 
 from __future__ import annotations

@@ -167,7 +167,9 @@ class RequestReader:
 
     @cached_property
     def infill_format(self) -> InfillFormat:
-        """Format of prompts between two texts. Raises ParameterError if the model has none."""
+        """Format of prompts for the text between two given texts. Raises ParameterError if the
+        model has none.
+        """
         return require_infill_format(self.tokenizer, self.model_name)
 
     def render(self, conversation: Conversation, unused: list[str]) -> RenderedConversation:

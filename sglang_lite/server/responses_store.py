@@ -1,4 +1,4 @@
-"""Store of responses, which keeps as many of the latest ones as its limits allow."""
+"""Store of responses. It keeps the most recently used ones, up to its limits."""
 
 from __future__ import annotations
 

@@ -136,7 +136,9 @@ class Service:
 
     @cached_property
     def given_adapters(self) -> dict[str, Callable[[], object]]:
-        """By the name of each adapter that came in a request, a function that removes its folder."""
+        """Adapters that came in a request: for each name, a function that removes the adapter's
+        folder.
+        """
         return {}
 
     def find_requested_adapter(self, model: str | None) -> str | None:

@@ -88,7 +88,7 @@ class Session:
 
         Args:
             rid: name of the request.
-            ids: its new tokens.
+            ids: new tokens of the request.
             bos_id: token at the beginning of a text, which is dropped from the tokens that continue
                 a request.
 
@@ -202,10 +202,10 @@ def read_session_tokens(
     """Checks a request of a session, and returns the tokens of its new text.
 
     Args:
-        in_list: whether its answer is a list.
+        in_list: whether the request's answer is a list.
 
     Raises:
-        ParameterError: a session takes no such request.
+        ParameterError: the request can't belong to a session.
     """
     if in_list:
         raise _session_params_error("a session takes one prompt with one answer at a time.")

@@ -25,15 +25,15 @@ class SoundDecoder:
         self._held = 0  # bytes of open requests
 
     async def decode_sound(self, sound: Media, rate: int) -> NDArray[np.float32]:
-        """Decodes a sound to samples. Their size counts towards the limit on memory until the
-        current request has ended.
+        """Decodes a sound to samples. The size of the samples counts towards the limit on memory
+        until the current request has ended.
 
         Args:
             sound: the sound.
             rate: samples in a second.
 
         Raises:
-            ParameterError: as `decode_samples` in media/files.py.
+            ParameterError: see `decode_samples` in media/files.py.
             OverloadedError: the samples of all open requests would be too large.
         """
         handling = asyncio.current_task()

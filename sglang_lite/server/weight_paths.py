@@ -17,13 +17,13 @@ def require_allowed_path(settings: ServerSettings, path: str, field: str) -> Non
 
     Args:
         path: path on this machine, name of a model, or address such as `s3://bucket/model`.
-        field: field of the request that has it.
+        field: field of the request that has the path.
 
     Raises:
-        ParameterError: it is an address whose scheme the settings don't allow, or lies outside of
-            their `weights_root`.
-        ModelError: it is a folder without a model or an adapter. The error names none of its
-            entries.
+        ParameterError: the path is an address whose scheme the settings don't allow, or lies
+            outside of the settings' `weights_root`.
+        ModelError: the path is a folder without a model or an adapter. The error names none of the
+            folder's entries.
     """
     scheme, colon, _ = path.partition("://")
     if colon:

@@ -120,13 +120,13 @@ class PauseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class BeginUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to treat the updates that follow as one."""
+    """Request to treat the following updates as a single update."""
 
     selector: str = "all"
 
 
 class EndUpdateRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Request to end such an update."""
+    """Request to end the update that a BeginUpdateRequest has begun."""
 
 
 class MemoryRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -188,8 +188,8 @@ async def update_version(service: Service, body: NameWeightsRequest) -> Response
 
 
 def decode_only_entry(serialized_named_tensors: Sequence[str]) -> bytes:
-    """Decodes the only entry of a list of texts in base64. Raises ParameterError if there are
-    several, or none, or it is no base64.
+    """Decodes the only entry of a list of texts in base64. Raises ParameterError if the list
+    doesn't have exactly one entry, or the entry isn't base64.
     """
     if len(serialized_named_tensors) != 1:
         raise ParameterError(

@@ -1,5 +1,5 @@
-"""Methods of SGLang's engine that have no counterpart here: each is refused by name, with the
-method to use.
+"""Methods of SGLang's engine that this engine lacks. Each raises an error that names the method to
+use instead.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def update_weights_from_ipc(
     engine: Engine, zmq_handles: Mapping[str, str], flush_cache: bool = True
 ) -> NoReturn:
-    """Raises CapabilityError: no client of checkpoint-engine is here."""
+    """Raises CapabilityError, because this engine has no client of checkpoint-engine."""
     raise CapabilityError(
         f"update_weights_from_ipc: {len(zmq_handles)} sockets of checkpoint-engine can't be read here.",
         hint="Pass the tensors: update_weights_from_tensor, or update_weights_from_distributed.",
@@ -26,7 +26,7 @@ def update_weights_from_ipc(
 
 
 def save_sharded_model(engine: Engine, **kwargs: UserValue) -> NoReturn:
-    """Raises CapabilityError: a rank's part of the weights is never a file."""
+    """Raises CapabilityError, because a rank's part of the weights is never written to a file."""
     raise CapabilityError(
         f"save_sharded_model: the engine writes no weights (path={short_repr(kwargs.get('path'))}).",
         hint="Start the engine with the checkpoint itself: each rank reads only its part.",
@@ -34,7 +34,7 @@ def save_sharded_model(engine: Engine, **kwargs: UserValue) -> NoReturn:
 
 
 def save_remote_model(engine: Engine, **kwargs: UserValue) -> NoReturn:
-    """Raises CapabilityError: no connector of SGLang's is here."""
+    """Raises CapabilityError, because this engine has none of SGLang's connectors."""
     raise CapabilityError(
         f"save_remote_model: the engine writes no weights (url={short_repr(kwargs.get('url'))}).",
         hint="Another engine reads them from this one, with the load format remote_instance.",
@@ -42,7 +42,7 @@ def save_remote_model(engine: Engine, **kwargs: UserValue) -> NoReturn:
 
 
 def collective_rpc(engine: Engine, method: str, **kwargs: UserValue) -> NoReturn:
-    """Raises CapabilityError: ranks have no methods of SGLang's scheduler."""
+    """Raises CapabilityError, because ranks lack the methods of SGLang's scheduler."""
     raise CapabilityError(
         f"collective_rpc: {short_repr(method)} is a method of SGLang's scheduler, which isn't here.",
         hint="Call a method of Engine: each reaches every rank.",
@@ -50,7 +50,7 @@ def collective_rpc(engine: Engine, method: str, **kwargs: UserValue) -> NoReturn
 
 
 def attach_tokenizer_worker(parent_pid: int | None = None) -> NoReturn:
-    """Raises CapabilityError: an engine belongs to the process that started it."""
+    """Raises CapabilityError, because only the process that started an engine can use it."""
     raise CapabilityError(
         f"attach_tokenizer_worker: the engine of process {parent_pid or 'this one started from'} can't be shared.",
         hint="Serve one engine, and connect to it from each process.",

@@ -85,7 +85,7 @@ class Embedding(TypedDict):
 
 
 class Classification(TypedDict):
-    """Answer of `classify`: the most likely label, and the probability of each."""
+    """Answer of `classify`: the most likely label, and the probability of each label."""
 
     label: str
     probs: dict[str, float]

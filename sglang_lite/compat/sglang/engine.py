@@ -274,20 +274,20 @@ class Engine(base.Engine):
         *,
         pinned: bool = False,
     ) -> None:
-        """Registers an adapter like `load_lora_adapter`, without a folder of the caller's. The
+        """Registers an adapter like `load_lora_adapter`, but from tensors instead of a folder. The
         tensors stay in the host's memory until the adapter is unloaded.
 
         Args:
             lora_name: name of the adapter.
-            tensors: its matrices, by their names in peft's `adapter_model.safetensors`.
-            config_dict: content of its `adapter_config.json`.
+            tensors: matrices of the adapter, by their names in peft's `adapter_model.safetensors`.
+            config_dict: content of the adapter's `adapter_config.json`.
             load_format: None, or "flattened_bucket" for SGLang's `flattened_tensor` with its
                 `metadata`.
-            pinned: whether it is read immediately and stays on the device.
+            pinned: whether the adapter is read immediately and stays on the device.
 
         Raises:
-            ParameterError: an argument is invalid, or as `load_lora_adapter`.
-            ModelError, EngineClosedError: as `load_lora_adapter`.
+            ParameterError: an argument is invalid; see also `load_lora_adapter`.
+            ModelError, EngineClosedError: see `load_lora_adapter`.
         """
         if load_format not in (None, "flattened_bucket"):
             raise ParameterError(
@@ -321,7 +321,9 @@ class Engine(base.Engine):
 
     @cached_property
     def _given_adapters(self) -> dict[str, Callable[[], object]]:
-        """By the name of each adapter that came as tensors, a function that removes its folder."""
+        """Adapters that came as tensors: for each name, a function that removes the adapter's
+        folder.
+        """
         return {}
 
     async def async_unload_lora_adapter(self, lora_name: str) -> None:
@@ -331,8 +333,8 @@ class Engine(base.Engine):
     # ------------------------------------------------------------------------------------ processes
 
     def get_all_child_pids(self) -> list[int]:
-        """Returns the ids of the engine's processes on this machine: of each replica, and of the
-        ranks beside it. Empty with `in_process=True`.
+        """Returns the ids of the engine's processes on this machine: the process of each replica,
+        and those of its other ranks. Empty with `in_process=True`.
 
         Raises:
             EngineClosedError: the engine is closed.
@@ -376,9 +378,9 @@ class Engine(base.Engine):
             return_routed_experts: whether to report the experts of each token except the last, as
                 `routed_experts` in `meta_info`: base64 of int32 [tokens, layers, experts of a
                 token]. Needs an engine with `enable_return_routed_experts`.
-            return_hidden_states: whether to report their hidden states after the last norm, as
-                `hidden_states` in `meta_info`: a list of those of the prompt, then those of the
-                answer. Needs an engine with `enable_return_hidden_states`.
+            return_hidden_states: whether to report the hidden states of tokens after the last norm,
+                as `hidden_states` in `meta_info`: a list with one entry for the whole prompt, then
+                one for each generated token. Needs an engine with `enable_return_hidden_states`.
             lora_path: name of the adapter (LoRA) to generate with; None for none. One for all
                 prompts, or a list.
             custom_logit_processor: function `processor(token_ids, logits) -> logits`, called for
@@ -387,21 +389,23 @@ class Engine(base.Engine):
             rid: name of the request, for `abort`; in a batch, one name makes name_0, name_1 …
             priority: rank of the request; higher ones run first, if the engine's policy is
                 "priority".
-            cache_salt: namespace of the prefix cache; requests with different ones never share
+            cache_salt: namespace of the prefix cache; requests of different namespaces never share
                 cached prefixes.
-            image_data: images of the prompts, whose texts have the model's placeholder for each: a
-                file, bytes, a PIL image, an address, a data URL or base64; or a list of these; for
-                a list of prompts a list with those of each.
+            image_data: images of the prompts. A prompt's text has the model's placeholder for each
+                of its images. An image is a file, bytes, a PIL image, an address, a data URL or
+                base64. Several images are given as a list; for a list of prompts, the images of
+                each prompt are an entry of a list.
             video_data, audio_data: videos and sounds, in the same forms.
-            modalities: kinds of these media, such as "image", without effect; other kinds are
-                rejected.
+            modalities: kinds of the given media, such as "image". Has no effect, but a kind that
+                isn't given is rejected.
             routed_dp_rank: replica that runs the request, if the engine's `dp_size` is above 1;
-                `data_parallel_rank` is an alias. None for the replica whose cache holds the most of
-                the prompt.
+                `data_parallel_rank` is an alias. None for the replica whose cache has the longest
+                prefix of the prompt.
             output_ids: ids that an earlier stream of the same request has delivered, a list for
                 each prompt: the output continues after them, as described at `submit`. Set
                 `sampling_seed` in both requests.
-            session_params: place in a session, as `open_session` describes; for a single prompt.
+            session_params: session of the request, and the request that it continues; see
+                `open_session`. Only for a single prompt.
             stream: whether to return an iterator.
 
         Returns:
@@ -409,11 +413,11 @@ class Engine(base.Engine):
             list of prompts or `n` > 1; with `stream` an iterator of dictionaries, each with
             everything so far.
 
-        Parameters that have no effect in this call are named in a UserWarning, as SGLang accepts
-        them.
+        Parameters that have no effect in this call are named in a UserWarning instead of an error,
+        because SGLang accepts them.
 
         Raises:
-            ParameterError, OverloadedError, EngineClosedError: as `submit`; nothing was generated.
+            ParameterError, OverloadedError, EngineClosedError: see `submit`; nothing was generated.
                 Unknown parameters, and those of SGLang's that this engine doesn't support, are
                 refused by name.
             BatchError: some requests of a batch failed; the error has the results of the successful
@@ -529,7 +533,7 @@ class Engine(base.Engine):
             items: texts to append to the query, or token ids if the query is ids; a single text
                 counts as a list of one.
             label_token_ids: ids of the labels, or a list of ids for each item; None scores the
-                items, as `select` does.
+                items themselves, like `select`.
             apply_softmax: whether to return shares among the labels, instead of probabilities among
                 all tokens.
             item_first: whether to put items before the query.
@@ -540,7 +544,7 @@ class Engine(base.Engine):
             A ScoreResult with labels; a tuple with the ChoiceScore of each item without.
 
         Raises:
-            ParameterError, OverloadedError, EngineClosedError: as `submit`.
+            ParameterError, OverloadedError, EngineClosedError: see `submit`.
         """
         self.core.gate.check_blocking_call("score")
         request = parse_score_arguments(*args, **fields)
@@ -552,7 +556,7 @@ class Engine(base.Engine):
     @_takes(parse_score_arguments)
     # as `score`
     async def async_score(self, *args: Any, **fields: Any) -> ScoreResult | tuple[ChoiceScore, ...]:
-        """Computes `score`, for asyncio."""
+        """Scores items like `score`, for asyncio."""
         self.core.gate.check_open()
         request = parse_score_arguments(*args, **fields)
         if request.labels is None:
@@ -662,7 +666,7 @@ class Engine(base.Engine):
             pairs: pairs of texts, at least one.
             truncate: whether to cut pairs that are longer than the model's context, the longer text
                 of each first.
-            lora_path: as of `encode`.
+            lora_path: see `encode`.
 
         Raises:
             CapabilityError: the model doesn't compute a single score.
@@ -681,7 +685,7 @@ class Engine(base.Engine):
             prompt: pairs of a query and a document.
 
         Raises:
-            CapabilityError, ParameterError, EngineClosedError: as `score_pairs`.
+            CapabilityError, ParameterError, EngineClosedError: see `score_pairs`.
         """
         pairs: list[Any] = [tuple(pair) if isinstance(pair, list) else pair for pair in prompt]
         scores, tokens = embedding.score_text_pairs(self, pairs, field="prompt")
@@ -704,7 +708,7 @@ class Engine(base.Engine):
         """Returns the probabilities of a classifier's labels.
 
         Args:
-            prompt, truncate, lora_path: as of `encode`.
+            prompt, truncate, lora_path: see `encode`.
 
         Returns:
             A dictionary with `label` (the most likely one) and `probs` (probability by label); a
@@ -713,7 +717,7 @@ class Engine(base.Engine):
 
         Raises:
             CapabilityError: the model has no labels.
-            ParameterError, EngineClosedError: as `encode`.
+            ParameterError, EngineClosedError: see `encode`.
         """
         texts, single = embedding.prompt_to_texts(prompt)
         found: Any  # the engine's dictionaries have no types
@@ -737,7 +741,7 @@ class Engine(base.Engine):
             prompt: a conversation rendered by the model's chat template, or several. Special tokens
                 that a text spells are encoded as ordinary text; `engine.tokenizer.encode(text)`
                 returns ids in which they are tokens.
-            truncate, lora_path: as of `encode`.
+            truncate, lora_path: see `encode`.
 
         Returns:
             A number, or a list of numbers if the model has several labels; a list of these for
@@ -745,7 +749,7 @@ class Engine(base.Engine):
 
         Raises:
             CapabilityError: the model computes embeddings.
-            ParameterError, EngineClosedError: as `encode`.
+            ParameterError, EngineClosedError: see `encode`.
         """
         texts, single = embedding.prompt_to_texts(prompt)
         found, _ = embedding.classifier_outputs(
@@ -807,8 +811,8 @@ def _start_run(
 
 # as `NativeRun.results`, or a Stream
 def run(core: Core, request: NativeRequest, session: Session | None = None) -> Any:
-    """Runs a request, and waits for its answers unless it asks for a stream. The request has begun
-    in its session, if it has one.
+    """Runs a request, and waits for its answers unless it asks for a stream. If the request belongs
+    to a session, it must already have begun there.
     """
     events: queue.SimpleQueue[tuple[int, Event] | None] = queue.SimpleQueue()
     running = _start_run(core, events.put, request, session)

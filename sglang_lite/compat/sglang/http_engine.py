@@ -55,7 +55,7 @@ class HttpServerEngineAdapter:
 
         Args:
             prompt, input_ids: one of the two; a list makes a batch.
-            sampling_params: as for `Engine.generate`.
+            sampling_params: see `Engine.generate`.
             **fields: further fields of the route, such as `return_logprob`.
         """
         return self._post(

@@ -1,5 +1,5 @@
-"""How SGLang's programs start an engine: from a record of its settings, or with functions that start
-its processes, which are rejected by name.
+"""Handles arguments with which SGLang's programs start an engine: a record of its settings, or
+functions that start SGLang's processes. Such functions are rejected by name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def read_server_args(given: Mapping[str, UserValue]) -> dict[str, Any]:
     """Returns the settings in the record `server_args`, which must be the only argument.
 
     Raises:
-        ParameterError: it is no record of settings, or there are other arguments.
+        ParameterError: the argument isn't a record of settings, or there are other arguments.
     """
     record: Any = given["server_args"]
     if len(given) > 1:
@@ -42,8 +42,8 @@ def read_server_args(given: Mapping[str, UserValue]) -> dict[str, Any]:
 
 
 def reject_launch_hooks(given: Mapping[str, object]) -> None:
-    """Raises CapabilityError for a function that would start one of SGLang's processes. An engine
-    has other processes.
+    """Raises CapabilityError for a function that would start one of SGLang's processes, because
+    this engine doesn't have these processes.
     """
     for name in _HOOKS:
         if given.get(name) is not None:

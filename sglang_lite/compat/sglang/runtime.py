@@ -129,7 +129,7 @@ class Runtime:
 
     def encode(self, prompt: str | Sequence[str]) -> str:
         """Returns embeddings of one text or a list of texts, as JSON text. The server rejects the
-        call if its model has none.
+        call if its model doesn't compute embeddings.
         """
         return self._text("/encode", {"text": prompt})
 

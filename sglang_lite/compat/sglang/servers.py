@@ -100,7 +100,7 @@ def launch_server(
     Args:
         server_args: SGLang's `ServerArgs`.
         init_tokenizer_manager_func, run_scheduler_process_func, run_detokenizer_process_func,
-            execute_warmup_func: must be None: SGLang's processes are not here.
+            execute_warmup_func: must be None, because this package doesn't have SGLang's processes.
         launch_callback: called once, without arguments, when the server can be reached; requests
             are answered after it returns.
 

@@ -1,4 +1,6 @@
-"""Native requests that continue each other: sessions of `sgl.Engine`, which are those of a server."""
+"""Sessions of `sgl.Engine`, whose native requests continue each other. They use the server's
+`Session`.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +37,10 @@ class SessionRun(NativeRun):
     """Running request of a session. When it ends, the session gets its output.
 
     Args:
-        session: its session, which has begun the request.
-        engine, post, request: as of `NativeRun`.
+        session: session of the request, in which it has already begun.
+        engine, post, request: see `NativeRun`.
 
-    Raises: as `NativeRun`.
+    Raises: see `NativeRun`.
     """
 
     def __init__(self, session: Session, engine: Core, post: Post, request: NativeRequest) -> None:
@@ -98,10 +100,10 @@ class CallerSessions:
 
         Args:
             request: request with only its new text.
-            given: its `session_params`.
+            given: `session_params` of the request.
 
         Raises:
-            ParameterError: the session is not open, or the request can't be one of it.
+            ParameterError: the session is not open, or the request can't belong to a session.
         """
         params = convert(given, SessionParams, "session_params")
         (only, *_) = request.calls
@@ -117,7 +119,7 @@ class CallerSessions:
 
 @contextlib.contextmanager
 def _naming(parameter: str) -> Iterator[None]:
-    """Raises ParameterError for a session that is not open, in place of a server's error."""
+    """Replaces the server's error for a session that is not open with ParameterError."""
     try:
         yield
     except NotFoundError as error:

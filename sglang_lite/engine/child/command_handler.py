@@ -93,7 +93,7 @@ logger = logging.getLogger("sglang_lite")
 _TURN_S = 0.0001
 _T = TypeVar("_T")
 
-_CRASH_S = 2.0  # time for a loop to end when it was told to
+_CRASH_S = 2.0  # time for the loop to end after an error was raised in it
 
 
 def serve(descriptor: int, compiler: CompileProcess | None) -> None:
@@ -203,7 +203,7 @@ def _load_core(
     config = EngineConfig(**start.config)
     path = Path(start.model_path)
     several = config.parallel.ranks > 1
-    # they start while torch is imported
+    # before the import of torch, so that the ranks start in the meantime
     ranks = RankProcesses(config, path, crash) if several else None
     from sglang_lite.runtime.core.engine_thread import build_core  # imports torch
     from sglang_lite.runtime.loading.load_model import load
@@ -239,7 +239,7 @@ def _load_core(
             compiler.kill()
         gc.enable()  # main.py has disabled it
         gc.collect()
-        gc.freeze()  # and so do the model and its tokenizer
+        gc.freeze()  # the model and its tokenizer stay alive, too
         # a step of many rows creates thousands of objects, which end with it
         gc.set_threshold(10_000)
 
@@ -307,7 +307,7 @@ class CommandHandler:
             self._core.loop.inbox.post_if_open(partial(_raise_in_loop, error, self._core.loop))
             time.sleep(_CRASH_S)
             print(f"the engine's loop crashed: {error}", flush=True)
-            os._exit(1)  # the loop waits for its GPU, which waits for the rank's
+            os._exit(1)  # the loop may wait for its GPU, and that for another rank's
 
     def execute_all(self, messages: Iterator[Command | tuple[int, ParameterError]]) -> None:
         """Executes all commands. Runs on its own thread."""
@@ -381,14 +381,14 @@ class CommandHandler:
     def _send_answer(self, number: int, call: EngineCall[Any], answer: Future[Any]) -> None:
         try:
             value = answer.result()
-        except Exception as error:  # of any kind: it is the answer
+        except Exception as error:  # any error is sent as the answer
             self._outgoing.post(AskReply(number, failure=serializable_failure(error)))
             return
         match call:
             case EncodeRequest():
                 value = value.tobytes()
             case CompileGrammar():
-                value = None  # the handle has compiled its own
+                value = None  # the handle has compiled the grammar for itself
         self._outgoing.post(AskReply(number, value))
 
     # ---------------------------------------------------------------------------------- submissions

@@ -35,7 +35,7 @@ def main(descriptor: int, rank: int, meeting: str) -> None:
     Args:
         descriptor: file descriptor of the process's end of the socket to rank 0.
         rank: this rank.
-        meeting: where the ranks meet, as for `GlooCollectives`.
+        meeting: where the ranks meet; see `GlooCollectives`.
     """
     be_killed_with_parent()
     set_process_name(f"sgl-rank-{rank}")

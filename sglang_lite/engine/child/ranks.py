@@ -38,7 +38,7 @@ BEAT_S = 0.5  # between two frames of a rank
 # a rank that sends nothing and uses no processor time for this many looks is ended
 _LOOK_S = 1.0
 _LOOKS = 3
-# from a failed collective until it is known which rank ended; another node may be busy
+# longest time from a failed collective until it is known which rank ended; another node may be busy
 _REASON_S = 10.0
 
 

@@ -23,9 +23,9 @@ from sglang_lite.server.async_engine import key_in_use
 from sglang_lite.server.settings import ServerSettings
 
 P = TypeVar("P")  # Prompt, or a prompt that has no images
-_MAX_ADDRESSES = 64  # addresses of a request
-_AT_ONCE = 16  # requests whose images are fetched at the same time
-_AT_ONCE_PER_KEY = 4  # of these, the requests of one key if there are several keys
+_MAX_ADDRESSES = 64  # most addresses in a request
+_AT_ONCE = 16  # most requests whose images are fetched at the same time
+_AT_ONCE_PER_KEY = 4  # most of these that may have the same key, if there are several keys
 
 
 class ImageFetcher:

@@ -41,7 +41,8 @@ class RequestImages:
         chat template.
 
         Args:
-            source: data URL, or base64 of the bytes; or an object with it as `url` or `data`.
+            source: data URL, or base64 of the bytes; or an object that has one of these as `url` or
+                `data`.
             name: name of the part in its protocol.
             where: place in the request.
             role: role of the message.
@@ -75,7 +76,7 @@ def _source(given: object, where: str) -> object:
 
 
 def unreadable_part_error(kind: str, where: str) -> CapabilityError:
-    """Returns the error for a part of a message that can't be read in its place."""
+    """Returns the error for a part of a message that can't be read at its location, `where`."""
     hint = "Send text, and images in a user's message if the model reads them."
     return CapabilityError(f"no {kind} is read here.", parameter=where, hint=hint)
 

@@ -39,11 +39,11 @@ class EventStream(Response):
     """Streamed response of server-sent events.
 
     Args:
-        events: events to send, closed at the end or when the reader disconnects; an SglError that
-            they raise is sent last.
+        events: generator of the events to send. It is closed at the end, or when the reader
+            disconnects. If it raises an SglError, the error is sent as the last event.
         write: function that converts the events to the body's bytes. The next part is requested
             once the previous one is sent, so that a slow reader receives fewer, larger parts.
-        protocol: protocol whose form an error has.
+        protocol: protocol that determines the form of an error.
         headers: headers to add to those of every stream.
     """
 
@@ -51,7 +51,7 @@ class EventStream(Response):
 
     def __init__(
         self,
-        events: AsyncGenerator[Any, None],  # as `write` takes
+        events: AsyncGenerator[Any, None],  # of the type that `write` takes
         write: Callable[[AsyncGenerator[Any, None]], AsyncGenerator[bytes, None]],
         protocol: Protocol,
         headers: Mapping[str, str] | None = None,

@@ -216,7 +216,7 @@ class ChatRequest(CompletionFields, kw_only=True):
     @property
     def scores(self) -> RequestedLogprobs:
         """The log-probabilities that the request asks for. Raises ParameterError if a field about
-        them needs another one.
+        log-probabilities needs another field that is missing.
         """
         if not self.logprobs and self.top_logprobs:
             raise ParameterError("top_logprobs", "needs logprobs: true.")
@@ -253,7 +253,7 @@ class RenderedChat:
         if the chat sets no limit.
 
         Raises:
-            ParameterError: a parameter isn't supported, or needs another one.
+            ParameterError: a parameter isn't supported, or needs another parameter that is missing.
         """
         body = self.body
         params = sampling.read_sampling_params(
@@ -287,7 +287,7 @@ def render_chat(reader: RequestReader, body: ChatRequest, unused: list[str]) -> 
     `unused`.
 
     Raises:
-        SglError: as `conversation_from_chat` and `ChatFormat.render`.
+        SglError: see `conversation_from_chat` and `ChatFormat.render`.
     """
     images = RequestImages(reader.media_kinds)
     conversation = conversation_from_chat(body, unused, images)

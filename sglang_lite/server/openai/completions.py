@@ -97,8 +97,9 @@ async def complete(service: Service, call: HttpRequest) -> Response:
 
 
 def _keep_best(generations: Sequence[Generation], count: int) -> list[Generation]:
-    """Returns the samples with the highest log-probability per token, in this order, if there are
-    more than `count`; otherwise all, as they were drawn.
+    """If there are more than `count` samples, returns the `count` samples with the highest
+    log-probability per token, best first. Otherwise returns all samples in the order in which they
+    were drawn.
     """
     if len(generations) <= count:
         return sorted(generations, key=lambda each: each.index)

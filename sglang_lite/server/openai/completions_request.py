@@ -39,7 +39,7 @@ class CompletionRequest(CompletionFields, kw_only=True):
     def alternatives(self) -> int | None:
         """Number of alternatives at each token, in OpenAI's field (`logprobs`) or llama.cpp's
         (`n_probs`); None for no log-probabilities. Raises ParameterError if both are given, or if
-        it is out of range.
+        the number is out of range.
         """
         if None not in (self.logprobs, self.n_probs):
             raise ParameterError("n_probs", "and logprobs are both given. Give one of them.")
@@ -51,8 +51,8 @@ class CompletionRequest(CompletionFields, kw_only=True):
 
     @property
     def drawn(self) -> int:
-        """Number of samples that are drawn, of which the `n` best are returned. Raises
-        ParameterError if `best_of` is invalid.
+        """Number of samples to draw. The answer has the `n` best of them. Raises ParameterError if
+        `best_of` is invalid.
         """
         kept = self.n or 1
         if self.best_of is None or self.best_of == kept:
@@ -138,8 +138,8 @@ def _prepare_prompt(
     prompt: str | Sequence[int],
     params: SamplingParams,
 ) -> str | Sequence[int] | Prompt:
-    """Returns a prompt as it is submitted: with a suffix, truncated, and without a first token, as
-    the request says.
+    """Returns the prompt to submit. As the request demands, combines it with a suffix; or encodes
+    it without the token that begins a text, and truncates it.
     """
     if body.suffix:
         if not isinstance(prompt, str):
@@ -155,8 +155,9 @@ def _prepare_prompt(
 def _end_at_suffix(
     reader: RequestReader, body: CompletionRequest, params: SamplingParams
 ) -> SamplingParams:
-    """Adds the tokens that end a text before a suffix to the stops. Raises ParameterError if a
-    suffix can't be combined with another field, or the model takes none.
+    """If the request has a suffix, adds the tokens that end a text before a suffix to the stops.
+    Raises ParameterError if the suffix can't be combined with another field, or the model takes no
+    suffixes.
     """
     for name in ("echo", "truncate_prompt_tokens", "heal"):
         if getattr(body, name):

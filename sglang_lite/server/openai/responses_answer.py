@@ -57,7 +57,7 @@ class TextLogprobs:
         self._text = ""
         self._told = 0  # index of the character after the last part
         self._begins = 0  # index of the character at which the next token begins
-        # with the index at which each begins
+        # log-probabilities, each with the index at which its token begins
         self._entries: deque[tuple[int, TokenLogprob]] = deque()
 
     def append_text_and_tokens(self, text: str, entries: Sequence[TokenLogprob]) -> None:

@@ -158,7 +158,7 @@ def complete_input_items(
     """Returns the items of an input, each complete and with an id.
 
     Args:
-        known: function that returns the item of an earlier response with an id.
+        known: function that takes an id and returns the item of an earlier response with this id.
         unused: list to which the names of fields without effect are appended.
         reads_images: whether the model reads images.
 

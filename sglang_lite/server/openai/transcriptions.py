@@ -271,7 +271,9 @@ def _read_transcription_form(call: HttpRequest) -> TranscriptionRequest:
 def _check_transcription_support(
     body: TranscriptionRequest, speech: WhisperSpeech | VoxtralSpeech, task: Task
 ) -> None:
-    """Raises ParameterError or CapabilityError for what the model, or this server, can't do."""
+    """Raises ParameterError or CapabilityError if the request needs something that the model, or
+    this server, can't do.
+    """
     if others := [each for each in body.timestamp_granularities if each != "segment"]:
         hint = 'Leave it out, or use "segment".'
         raise ParameterError(

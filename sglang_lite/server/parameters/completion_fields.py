@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sglang_lite.server.service import Service
 
 
-_UNLIMITED = 2**31 - 1  # what an engine accepts at most; it ends where the context does
+_UNLIMITED = 2**31 - 1  # most that an engine accepts; the answer then ends where the context does
 
 
 class EventOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -119,18 +119,18 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
 
     @property
     def answering_model(self) -> str | None:
-        """Name of the adapter or model that is to answer, or None for the model."""
+        """Name of the adapter or model that the request asks for; None for the server's model."""
         return self.model if self.lora_path is None else self.lora_path
 
     def constraint(self, **more: Constraint | None) -> Constraint | None:
         """Returns the only constraint of the answer, or None.
 
         Args:
-            more: constraints of further fields, by their names.
+            more: constraints from further fields, by the names of the fields.
 
         Raises:
-            ParameterError: there are two, or one is malformed.
-            ConstraintError: it can't be enforced.
+            ParameterError: there are two constraints, or one is malformed.
+            ConstraintError: the constraint can't be enforced.
         """
         return constraints.require_single_constraint(
             response_format=constraints.response_format(self.response_format),

@@ -28,7 +28,9 @@ class RequestedLogprobs:
 
     @classmethod
     def of_body(cls, body: CompletionFields, output: int | None) -> RequestedLogprobs:
-        """Reads a request's fields. Raises ParameterError if the prompt's can't be reported."""
+        """Reads a request's fields. Raises ParameterError if the log-probabilities of the prompt
+        can't be reported.
+        """
         prompt = body.prompt_logprobs
         if prompt is None:
             return cls(output, None)
@@ -43,8 +45,9 @@ class RequestedLogprobs:
         return cls(output, prompt)
 
     def sampling_values(self, start: int = -1) -> dict[str, Json]:
-        """Returns the sampling parameters that compute them, by name. `start` is the first token of
-        the prompt that the answer's own log-probabilities include; -1 for none.
+        """Returns, by name, the sampling parameters that make the engine compute these
+        log-probabilities. `start` is the first token of the prompt that the answer's own
+        log-probabilities include; -1 for none.
         """
         scored = self.output is not None or self.prompt is not None
         return {
@@ -55,7 +58,7 @@ class RequestedLogprobs:
         }
 
     def limit_alternatives(self, entries: Sequence[TokenLogprob]) -> Sequence[TokenLogprob]:
-        """Returns the answer's entries with the number of alternatives that is asked for."""
+        """Returns the answer's entries with only as many alternatives as the request asks for."""
         if (self.prompt or 0) <= (self.output or 0):
             return entries
         return [msgspec.structs.replace(each, top=each.top[: self.output or 0]) for each in entries]
@@ -75,8 +78,8 @@ class RequestedLogprobs:
 
 
 def _encode_entry(entry: TokenLogprob, count: int) -> dict[str, Json]:
-    """Returns the likeliest tokens and the prompt's own, by id. The rank of a token that is not
-    among the likeliest ones is null.
+    """Returns the likeliest tokens at a position and the prompt's own token there, by id. The rank
+    of a token that is not among the likeliest ones is null.
     """
     found: dict[str, Json] = {
         str(entry.token_id): {"logprob": entry.logprob, "rank": None, "decoded_token": entry.text}

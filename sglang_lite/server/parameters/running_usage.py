@@ -23,7 +23,7 @@ class RunningUsage:
     _generated: dict[object, int] = field(default_factory=dict, init=False)
 
     def add_event(self, sample: object, each: Delta | Generation) -> None:
-        """Counts the tokens of an event of a sample, which has any hashable name."""
+        """Counts the tokens of a sample's event. The sample's name may be any hashable value."""
         if isinstance(each, Generation):
             self._generated[sample] = each.usage.completion_tokens
         else:

@@ -1,4 +1,4 @@
-"""Sampling parameters of a request, from the names of its protocol."""
+"""Reads a request's sampling parameters, which have the names of the request's protocol."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES: dict[Kind, Any] = {
     "budget": int | str,
     "exactness": bool | str,
 }
-# SGLang's names by this package's, where OpenAI's routes use SGLang's
+# SGLang's names that OpenAI's routes use, by this package's names of the same parameters
 _OWN_NAMES = {"include_stop": "no_stop_trim"}
 
 

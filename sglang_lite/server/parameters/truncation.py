@@ -1,4 +1,4 @@
-"""Prompts that a request truncates, by vLLM's `truncate_prompt_tokens` and `truncation_side`."""
+"""Truncates prompts as vLLM's fields `truncate_prompt_tokens` and `truncation_side` request."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ def truncated_ids(
     prompt: Prompt | str | Sequence[int],
     max_tokens: int,
 ) -> Sequence[int] | None:
-    """Returns the token ids of a prompt that a request truncates, or None if it truncates none.
+    """Returns the token ids of the truncated prompt, or None if the request doesn't truncate its
+    prompt.
 
     Args:
-        max_tokens: maximum number of tokens of the answer, for which -1 leaves room.
+        max_tokens: maximum number of tokens of the answer. If `truncate_prompt_tokens` is -1, the
+            prompt is truncated so that this many tokens still fit after it.
 
     Raises:
         ParameterError: the number is invalid, or the prompt has images.

@@ -159,7 +159,7 @@ class ProgramBudget:
             most: budget before the whole list of nodes, for messages.
 
         Raises:
-            ParameterError, CapabilityError: as `remaining_after`.
+            ParameterError, CapabilityError: see `remaining_after`.
         """
         self.nodes -= 1
         if self.nodes < 0:

@@ -30,9 +30,9 @@ logger = logging.getLogger("sglang_lite.server")
 
 # name of the distribution: name of the module
 PACKAGES = {"smg": "smg", "sglang-router": "sglang_router"}
-_LOOK_S = 0.25  # between two comparisons of its workers with the wanted ones
-_TIMEOUT_S = 5.0  # of a request to the gateway
-_AGAIN_S = 5.0  # before a missing worker is registered again
+_LOOK_S = 0.25  # between two comparisons of the gateway's workers with the wanted ones
+_TIMEOUT_S = 5.0  # longest time of a request to the gateway
+_AGAIN_S = 5.0  # wait before a missing worker is registered again
 
 
 def package_of(name: str) -> str:
@@ -123,10 +123,10 @@ class Gateway:
         # Requests to the gateway bypass proxies.
         headers = {"authorization": f"Bearer {self._admin}"}
         self._client = httpx2.Client(trust_env=False, headers=headers, timeout=_TIMEOUT_S)
-        self._wanted: Counter[str] = Counter()  # by how many sources
+        self._wanted: Counter[str] = Counter()  # number of sources that list each worker
         self.known: set[str] = set()
         self.healthy: set[str] = set()
-        self._sure = True  # False after a call without an answer, whose effect is unknown
+        self._sure = True  # False if a call got no answer, so its effect is unknown
         # times of registering workers that the gateway doesn't list yet
         self._registered_at: dict[str, float] = {}
         self._changed = threading.Condition()

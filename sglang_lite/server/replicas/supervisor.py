@@ -31,10 +31,10 @@ logger = logging.getLogger("sglang_lite.server")
 
 _LOOK_S = 0.5  # between two checks of a worker's health
 _PAUSE_S = 0.05  # between two checks of something that ends soon
-_TIMEOUT_S = 5.0  # of a health check
-_END_S = 5.0  # for a process without open requests to end
+_TIMEOUT_S = 5.0  # longest time of a health check
+_END_S = 5.0  # longest time for a process without open requests to end
 FIND_S = 5.0  # between two lookups of a DNS name or a file of servers
-LONGEST_PAUSE_S = 30.0  # before a server that dies repeatedly is restarted
+LONGEST_PAUSE_S = 30.0  # longest pause before a server that dies repeatedly is restarted
 _FINE_S = 60.0  # uptime after which a death doesn't count as early
 _MAX_DEATHS = 8  # early deaths in a row after which a server isn't restarted
 
@@ -325,8 +325,8 @@ class _Replica(_Worker):
         self._process: TiedProcess | None = None
         self._lock = threading.Lock()
         self._lived = False
-        self._old = threading.Event()  # is to be restarted
-        # number of starts, and of the last one that the gateway knows
+        self._old = threading.Event()  # set if the server must be restarted
+        # number of starts, and number of the last start that the gateway knows
         self._starts = self._reached = 0
 
     def _watch(self) -> None:

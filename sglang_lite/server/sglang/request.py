@@ -43,7 +43,7 @@ class NativeRequest:
         calls: requests of the engine, one for each prompt.
         is_list: whether the answer is a list.
         stream: whether the answer is a stream.
-        session: place of the only prompt in a session of the server, if it has one.
+        session: session fields of the only prompt; None if it doesn't belong to a session.
     """
 
     calls: list[GenerateRequest]
@@ -53,7 +53,9 @@ class NativeRequest:
 
 
 class KvHintAction(msgspec.Struct, kw_only=True):
-    """Hint about cached keys and values: what to do with them, in a version of the sender's."""
+    """Hint about cached keys and values: an action for them, with a version that the sender
+    defines.
+    """
 
     action_id: str
     action_type: str

@@ -42,8 +42,8 @@ class NativeRun:
         request: request to run.
         flush: function called on the engine's thread after `post`, once for all events that arrive
             together.
-        own_name: function that returns the engine's name of a request from its caller's name;
-            answers have the caller's.
+        own_name: function that takes the caller's name of a request and returns the engine's name.
+            Answers have the caller's name.
 
     Raises:
         ParameterError, OverloadedError, EngineClosedError: a prompt was refused, or has more

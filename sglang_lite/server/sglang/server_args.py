@@ -139,7 +139,9 @@ def _table() -> Mapping[str, Json]:
 
 
 def unknown_name_note() -> str:
-    """Returns a sentence that says which SGLang's settings are known, for errors about others."""
+    """Returns a sentence that says which of SGLang's settings are known, for errors about unknown
+    settings.
+    """
     return f"Of SGLang's settings, those of version {_table()['version']} are known."
 
 
@@ -259,7 +261,7 @@ def translate_engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserV
 
 
 def _check_own_setting(name: str) -> None:
-    """Raises ParameterError if the engine has no such setting, and none whose name is similar."""
+    """Raises ParameterError if the engine has no setting of this name."""
     try:
         EngineConfig.check_names((name,))
     except ParameterError as error:
@@ -326,8 +328,8 @@ def create_server_args_class(module: str) -> Any:  # a class whose fields no typ
 
 
 def _checks_names(make: Callable[..., None]) -> Callable[..., None]:
-    """Decorates the constructor of a record of settings so that an unknown one is an error of
-    ours.
+    """Wraps the constructor of a record of settings, so that an unknown setting raises one of this
+    package's errors.
     """
 
     @wraps(make)
