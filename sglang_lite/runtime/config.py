@@ -695,8 +695,12 @@ class EngineConfig:
         return EngineConfig(**values)
 
     @staticmethod
-    def check_names(names: Iterable[str]) -> None:
-        """Raises ParameterError if the config has no parameter of one of these names."""
+    def check_names(names: Iterable[str], note: str = "") -> None:
+        """Raises ParameterError if the config has no parameter of one of these names.
+
+        Args:
+            note: end of the error's hint if no name is similar.
+        """
         known = {field.name for field in fields(EngineConfig)}
         for name in names:
             if name not in known:
@@ -704,9 +708,8 @@ class EngineConfig:
                     hint = f"It belongs to a generation: gen({name}=…)."
                     raise ParameterError(name, "Engine has no such parameter.", hint=hint)
                 near = difflib.get_close_matches(name, known, n=1)
-                hint = (
-                    f"Did you mean {near[0]}=?" if near else f"It has: {', '.join(sorted(known))}."
-                )
+                listed = f"It has: {', '.join(sorted(known))}. {note}".rstrip()
+                hint = f"Did you mean {near[0]}=?" if near else listed
                 raise ParameterError(name, "Engine has no such parameter.", hint=hint)
 
 

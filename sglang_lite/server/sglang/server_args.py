@@ -231,7 +231,7 @@ def translate_engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserV
         arg = server_args().get(OTHER_NAMES.get(name, name))
         if arg is None:
             ours = name
-            _check_own_setting(name)
+            EngineConfig.check_names((name,), unknown_name_note())
         elif arg.support == "engine":
             if (value is None or arg.name in _OWN_DEFAULTS) and value == arg.default:
                 continue
@@ -258,15 +258,6 @@ def translate_engine_settings(given: Mapping[str, UserValue]) -> dict[str, UserV
     if given.get("quantize_and_serve"):
         settings["quantization"] = _require_quantization_format(settings.get("quantization"))
     return settings
-
-
-def _check_own_setting(name: str) -> None:
-    """Raises ParameterError if the engine has no setting of this name."""
-    try:
-        EngineConfig.check_names((name,))
-    except ParameterError as error:
-        error.hint = f"{error.hint} {unknown_name_note()}"
-        raise
 
 
 def _require_quantization_format(name: UserValue) -> UserValue:
