@@ -17,7 +17,8 @@ class CommandParser(argparse.ArgumentParser):
     lines.)
 
     Attributes:
-        unknown_note: sentence that ends the error about an unknown flag.
+        unknown_note: sentence that ends the error about an unknown flag, unless it is nearly a
+            known one.
     """
 
     unknown_note = ""
@@ -31,10 +32,12 @@ class CommandParser(argparse.ArgumentParser):
     def reject_unknown(self, unknown: Sequence[str]) -> NoReturn:
         """Exits with status 2 and a message that suggests the flag that was probably meant."""
         flags = re.findall(r"--[\w-]+", self.format_help())
-        near = suggest_near(unknown[0].partition("=")[0], flags)
-        note = (
-            f"{'' if near.endswith('?') else '.'} {self.unknown_note}" if self.unknown_note else ""
-        )
+        word = unknown[0].partition("=")[0]
+        near = suggest_near(word, flags)
+        is_typing_mistake = bool(difflib.get_close_matches(word, flags, n=1, cutoff=0.75))
+        note = ""
+        if self.unknown_note and not is_typing_mistake:
+            note = f"{'' if near else '.'} {self.unknown_note}"
         self.error(f"unrecognized arguments: {' '.join(unknown)}{near}{note}")
 
 
