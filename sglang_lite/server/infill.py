@@ -83,7 +83,8 @@ class InfillFormat:
         start = tokenizer.encode_spans((Span(before, special=False),))
         end = tokenizer.encode_spans((Span(after, special=False),), first=False)
         begins = tokenizer.bos_id is not None and list(start[:1]) == [tokenizer.bos_id]
-        first, start = start[:begins], start[begins:]
+        first = start[:begins]
+        start = start[begins:]
         if self.middle is None:
             return [*first, self.suffix, *end, self.prefix, *start]
         return [*first, self.prefix, *start, self.suffix, *end, self.middle]

@@ -386,14 +386,14 @@ ROUTES = (
         "/begin_weight_update",
         BeginUpdateRequest,
         begin_update,
-        "Make the updates that follow one",
+        "Combine the following updates into one",
         may_be_empty=True,
     ),
     _build_weight_route(
         "/end_weight_update",
         EndUpdateRequest,
         end_update,
-        "End that update",
+        "End the combined update",
         may_be_empty=True,
     ),
     _build_weight_route(

@@ -210,7 +210,7 @@ ROUTES["POST /flush_cache"] = ("bytes", lambda client: _forgets(client, "POST"))
 def _freezes(client: Client, method: str) -> bool:
     """Whether objects of the server, which is in this process, are frozen."""
     before = gc.get_freeze_count()
-    kept = [[] for _ in range(1000)]  # type: ignore[var-annotated] # objects, of any kind
+    kept: list[list[object]] = [[] for _ in range(1000)]  # objects, of any kind
     client("/freeze_gc", None, method)
     frozen = gc.get_freeze_count() - before
     gc.unfreeze()  # for the tests that follow

@@ -642,14 +642,15 @@ class Engine(base.Engine):
         lora_path: AdapterNames = None,
     ) -> Embedding | list[Embedding]:
         """Returns embeddings like `encode`, for asyncio."""
-        options: dict[str, Any] = {
-            "dimensions": dimensions,
-            "prompt_name": prompt_name,
-            "truncate": truncate,
-            "lora_path": lora_path,
-        }
         encode: Any = self.encode  # whose forms `to_thread` can't tell apart
-        found: Embedding | list[Embedding] = await asyncio.to_thread(encode, prompt, **options)
+        found: Embedding | list[Embedding] = await asyncio.to_thread(
+            encode,
+            prompt,
+            dimensions=dimensions,
+            prompt_name=prompt_name,
+            truncate=truncate,
+            lora_path=lora_path,
+        )
         return found
 
     def score_pairs(

@@ -50,7 +50,7 @@ class CompletionRequest(CompletionFields, kw_only=True):
         return count
 
     @property
-    def drawn(self) -> int:
+    def draw_count(self) -> int:
         """Number of samples to draw. The answer has the `n` best of them. Raises ParameterError if
         `best_of` is invalid.
         """
@@ -111,8 +111,8 @@ def build_engine_requests(reader: RequestReader, body: CompletionRequest) -> lis
         **requested.sampling_values(0 if requested.output is not None and body.echo else -1),
         return_prompt_token_ids=body.asks_for_ids,
     )
-    if body.drawn > params.samples:
-        params = msgspec.structs.replace(params, n=body.drawn, return_logprob=True)
+    if body.draw_count > params.samples:
+        params = msgspec.structs.replace(params, n=body.draw_count, return_logprob=True)
     if body.suffix:
         params = _end_at_suffix(reader, body, params)
     schema = None if body.json_schema is None else client_schema(body.json_schema)

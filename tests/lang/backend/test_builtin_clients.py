@@ -214,6 +214,8 @@ def test_calls_in_a_row_share_a_connection(api, openai, monkeypatch, streams):
             "client: no SDK of a version that works here is installed, for AsyncOpenAI",
         ),
         ({"api_key": "key\n"}, "api_key: it has blanks, line ends"),
+        ({"default_headers": 5}, "default_headers: int is not a mapping"),
+        ({"default_query": [1]}, "default_query: list is not a mapping"),
         ({"http_client": 5}, "http_client: int is not an httpx2.AsyncClient"),
         ({"base_url": "http://x/v1?a=1"}, "base_url: an address with a query"),
     ],

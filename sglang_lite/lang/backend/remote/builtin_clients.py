@@ -214,6 +214,11 @@ class _BuiltinClient:
                 f"{type(http_client).__name__} is not an httpx2.AsyncClient.",
                 hint="Give one, or leave it out.",
             )
+        for name, value in (("default_headers", default_headers), ("default_query", default_query)):
+            if not isinstance(value, Mapping | None):
+                raise ParameterError(
+                    name, f"{type(value).__name__} is not a mapping.", hint="Give a dict."
+                )
         address = split_address(str(base_url))
         if address.query or address.fragment:
             raise ParameterError(

@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
@@ -150,8 +150,7 @@ class ApiClient:
                 ) as events:
                     async for event in events:
                         with self.errors.report_unreadable_answer():
-                            deltas = reader.read_event(event)
-                            "".join(delta.text + delta.reasoning for delta in deltas)
+                            deltas = _validate_texts(reader.read_event(event))
                         for delta in deltas:
                             first = first or time.perf_counter() - began
                             if stream and (delta.text or delta.reasoning):
@@ -263,6 +262,15 @@ class ApiClient:
             if isinstance(shape, JsonTool)
             else call_as_json(calls[0].name, calls[0].arguments)
         )
+
+
+def _validate_texts(deltas: Sequence[Delta]) -> Sequence[Delta]:
+    """Returns deltas if all their contents are text. Raises TypeError otherwise."""
+    for delta in deltas:
+        for content in (delta.text, delta.reasoning):
+            if not isinstance(content, str):
+                raise TypeError(f"{content!r:.80} is not a text")
+    return deltas
 
 
 @asynccontextmanager

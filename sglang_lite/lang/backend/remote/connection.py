@@ -147,12 +147,13 @@ def _import_sdk(backend: str, connector: Connector) -> Any:  # module
     Raises:
         BackendError: the SDK is missing, and there is no built-in client.
     """
-    if connector.major not in (None, _installed_version(connector.package)):
+    has_builtin = connector.major is not None
+    if has_builtin and _installed_version(connector.package) != connector.major:
         return builtin_clients
     try:
         return importlib.import_module(connector.package)
     except ImportError as error:
-        if connector.major is not None:
+        if has_builtin:
             return builtin_clients
         raise BackendError(
             f"{backend} needs the {connector.package} SDK.",
