@@ -77,9 +77,23 @@ def is_idempotent(tool: Callable[..., UserValue]) -> bool:
 def takes_key(tool: Callable[..., UserValue]) -> bool:
     """Returns True if a function has the parameter for the key of a call."""
     try:
-        return IDEMPOTENCY_KEY in inspect.signature(tool).parameters
+        return IDEMPOTENCY_KEY in _signature(tool).parameters
     except (TypeError, ValueError):  # some functions written in C
         return False
+
+
+_signatures = weakref.WeakKeyDictionary[Callable[..., Any], inspect.Signature]()
+
+
+def _signature(tool: Callable[..., UserValue]) -> inspect.Signature:
+    """Returns a function's signature, which is read anew only for a function that is not known."""
+    try:
+        known = _signatures.get(tool)
+        if known is None:
+            known = _signatures[tool] = inspect.signature(tool)
+        return known
+    except TypeError:  # can't be hashed or weakly referenced
+        return inspect.signature(tool)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,21 +176,25 @@ class Toolbox:
         schemas: by name, the JSON schema of each function's arguments.
         shared: definitions that the schemas refer to.
         shown: all tools of the generation, in the form that chat templates and chat APIs expect.
+        written: `shown` as JSON texts.
         choice: "auto"; "required" if the model has to call a tool; "named" if it has to call the
             only tool exactly once; or "none" if the prompt shows the tools but the model may not
             call them.
         parallel: whether one turn may contain several calls; values are then lists of calls.
         keeps_invalid: whether a call that can't be made is a value, with an `InvalidCall` as its
             function. Otherwise its text is not a value.
+        value_types: types that `value_type` has built, by their family.
     """
 
     tools: Mapping[str, tuple[Callable[..., Any], Any]]
     schemas: Mapping[str, Any]
     shared: Mapping[str, Any]
     shown: tuple[Mapping[str, Json], ...]
+    written: tuple[str, ...]
     choice: Literal["auto", "required", "named", "none"]
     parallel: bool = False
     keeps_invalid: bool = False
+    value_types: dict[str | None, ValueType] = field(default_factory=dict, init=False, repr=False)
 
     @staticmethod
     def for_tools(
@@ -224,11 +242,19 @@ class Toolbox:
         if chosen not in by_name:
             mode = "auto" if choice == "auto" else "none" if choice == "none" else "required"
         pairs = {name: (tool, described.readers[name]) for name, tool in by_name.items()}
-        return Toolbox(pairs, described.schemas, described.shared, shown.shown, mode, parallel)
+        return Toolbox(
+            pairs,
+            described.schemas,
+            described.shared,
+            shown.shown,
+            shown.written,
+            mode,
+            parallel,
+        )
 
     def to_prompt_tools(self, family: str | None) -> PromptTools:
         """Returns the tools in the form that prompts contain. For `family`, see `value_type`."""
-        return PromptTools(tuple(map(to_json, self.shown)), family, self.parallel)
+        return PromptTools(self.written, family, self.parallel)
 
     def value_type(self, family: str | None) -> ValueType:
         """Returns the type of the text that a generation with these tools writes. Its values are
@@ -237,6 +263,11 @@ class Toolbox:
         Args:
             family: name of a format for calls (see text.tool_formats); None for one JSON object.
         """
+        if family not in self.value_types:
+            self.value_types[family] = self._build_value_type(family)
+        return self.value_types[family]
+
+    def _build_value_type(self, family: str | None) -> ValueType:
         if family is not None:
             schemas = {
                 name: json_schema({**self.shared, **schema})
@@ -326,7 +357,7 @@ class Toolbox:
         values = reader.validate_json(written)
         if isinstance(tool, SchemaTool):
             return ToolCall(name, values, tool, written)
-        bound = inspect.signature(tool).bind_partial(**values)
+        bound = _signature(tool).bind_partial(**values)
         bound.apply_defaults()
         bound.arguments.pop(IDEMPOTENCY_KEY, None)
         written = _write_json(_add_defaults(given, bound.arguments, reader))
@@ -368,6 +399,7 @@ class _Described:
     schemas: Mapping[str, Any]
     shared: Mapping[str, Any]
     shown: tuple[Mapping[str, Json], ...]
+    written: tuple[str, ...]
 
 
 def _describe_with_cache(tools: tuple[Callable[..., Any], ...]) -> _Described:
@@ -408,7 +440,7 @@ def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
         ).shown
         for tool, schema in zip(tools, schemas.values())
     )
-    return _Described({**readers, **own}, schemas, shared, shown)
+    return _Described({**readers, **own}, schemas, shared, shown, tuple(map(to_json, shown)))
 
 
 def _arguments_as_written(text: str) -> dict[str, Any]:

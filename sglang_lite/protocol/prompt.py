@@ -68,6 +68,8 @@ class Message(Record, frozen=True):
     @property
     def text(self) -> str:
         """Text of the turn, without its media."""
+        if len(self.content) == 1 and isinstance(self.content[0], str):
+            return self.content[0]
         return "".join([part for part in self.content if isinstance(part, str)])
 
 

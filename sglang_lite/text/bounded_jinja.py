@@ -34,14 +34,24 @@ from contextvars import ContextVar
 from typing import Any, NoReturn, cast
 
 from jinja2 import nodes, pass_context
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.ext import Extension
 from jinja2.parser import Parser
-from jinja2.runtime import Context
+from jinja2.runtime import Context, LoopContext
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
 from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.text.loop_memo import (
+    REMEMBER,
+    Iteration,
+    LoopMemo,
+    Remembered,
+    is_position,
+    memoize_loops,
+    write_plain_data,
+)
 
 MAX_STEPS = 10_000_000
 MAX_CHARS = 10_000_000  # written by one rendering; also the limit of one value
@@ -51,6 +61,7 @@ MAX_WIDTH = 10_000  # width of a formatted field
 
 _TURN = 10  # steps of a call or filter, and of a loop's iteration in addition to its body
 _PER_STEP = 64  # characters copied or compared in roughly one step
+_ONLY_TEXT: set[type] = {str}  # not Markup, which escapes what is added to it
 _CONTAINERS: tuple[type, ...] = (
     list,
     tuple,
@@ -60,6 +71,9 @@ _CONTAINERS: tuple[type, ...] = (
     type({}.values()),
     type({}.items()),
 )
+_LOOP_POSITIONS = frozenset(
+    {"first", "last", "length", "index", "index0", "revindex", "revindex0", "depth", "depth0"}
+)
 _FORMAT = re.compile(r"%(?:\([^()]*\))?[#0 +-]*(\*|\d*)(?:\.(\*|\d*))?")
 
 
@@ -68,10 +82,15 @@ class LimitError(Exception):
 
 
 class _Meter:
-    __slots__ = ("chars", "steps")
+    """Counts of one rendering, and its place in a loop that remembers its iterations."""
+
+    __slots__ = ("chars", "iteration", "steps", "variables")
 
     def __init__(self) -> None:
-        self.steps = self.chars = 0
+        self.steps = 0
+        self.chars = 0
+        self.variables: dict[int, bytes | None] = {}  # digest for each loop
+        self.iteration: Iteration | Remembered  # the current one
 
 
 _meter: ContextVar[_Meter] = ContextVar("_meter")
@@ -426,6 +445,42 @@ class _Generation(Extension):
         )
 
 
+class _DirectCalls(CodeGenerator):
+    """Compiles without checks what needs none: the calls of the environment that are inserted into
+    a template, and sums of a loop's positions.
+    """
+
+    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
+        if is_position(node):
+            self._write_sum(node, frame)
+        else:
+            super().visit_Add(node, frame)
+
+    def visit_Sub(self, node: nodes.BinExpr, frame: Frame) -> None:
+        if is_position(node):
+            self._write_sum(node, frame)
+        else:
+            super().visit_Sub(node, frame)
+
+    def _write_sum(self, node: nodes.BinExpr, frame: Frame) -> None:
+        self.write("(")
+        self.visit(node.left, frame)
+        self.write(f" {node.operator} ")
+        self.visit(node.right, frame)
+        self.write(")")
+
+    def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
+        if not isinstance(node.node, nodes.EnvironmentAttribute):
+            super().visit_Call(node, frame, forward_caller=forward_caller)
+            return
+        self.visit(node.node, frame)
+        self.write("(")
+        for argument in node.args:
+            self.visit(argument, frame)
+            self.write(", ")
+        self.write(")")
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Sandbox for templates, with limits. Templates must be rendered within `meter_rendering()`,
     and raise LimitError at a limit.
@@ -434,6 +489,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         filters, functions: additions to Jinja's own filters and global functions, by name.
     """
 
+    code_generator_class = _DirectCalls
     intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
 
     def __init__(
@@ -453,11 +509,15 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.tests = {
             name: _bounded_test(name, test) for name, test in dict[str, Any](self.tests).items()
         }
+        self.filters[REMEMBER] = self._remember_iteration
         del self.globals["lipsum"]
         self.globals.update(functions)
+        self._memo = LoopMemo(self.globals)
+        self._loop_variables: list[tuple[str, ...]] = []
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
+        self._loop_variables = memoize_loops(tree)
         _Counting().visit(tree)
         tree.set_environment(self)
         return tree
@@ -471,6 +531,28 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def count_value(self, value: object) -> UserValue:
         return _count_read(value)
 
+    def is_new_iteration(self, loop: int, *reads: UserValue) -> bool:
+        """Returns False if the text that a loop's iteration writes is known from what it reads."""
+        meter = _meter.get()
+        names = self._loop_variables[loop]
+        count = len(names)
+        variables = meter.variables.get(loop, b"")
+        if variables == b"":
+            variables = self._memo.digest_variables(loop, names, reads[:count])
+            meter.variables[loop] = variables
+        data = None if variables is None else write_plain_data(reads[count:])
+        if variables is None or data is None:
+            meter.iteration = Iteration(None, meter.steps)
+            return True
+        known = self._memo.find(variables + data)
+        if known is None:
+            meter.iteration = Iteration(variables + data, meter.steps)
+            return True
+        _count_steps(known.steps)
+        _count_output(len(known.text))
+        meter.iteration = known
+        return False
+
     def concatenate(self, *values: UserValue) -> str:
         texts = [_to_text(value) for value in values]
         _count_text(sum(map(len, texts)))
@@ -478,20 +560,33 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def add(self, *values: UserValue) -> UserValue:
         """Adds values from left to right. Most are texts, of which a chat template adds many."""
-        if all(type(value) is str for value in values):
+        if {*map(type, values)} == _ONLY_TEXT:
             texts = cast(tuple[str, ...], values)
             _count_text(sum(map(len, texts)))
             return "".join(texts)
         return functools.reduce(lambda left, right: self._compute("+", left, right), values)
 
+    def _remember_iteration(self, text: str) -> str:
+        meter = _meter.get()
+        iteration = meter.iteration
+        if isinstance(iteration, Remembered):
+            return iteration.text
+        if iteration.key is not None:
+            self._memo.add(iteration.key, Remembered(text, meter.steps - iteration.steps))
+        return text
+
     # ------------------------------------------------------------------------------- jinja2's hooks
+
+    def getattr(self, obj: Any, attribute: str) -> Any:  # any value of a template
+        # A template reads its loop's position for each message, and the sandbox's checks are slow.
+        if attribute in _LOOP_POSITIONS and type(obj) is LoopContext:
+            return getattr(obj, attribute)
+        return super().getattr(obj, attribute)
 
     # any callable and value
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        owner = getattr(function, "__self__", None)
-        if owner is self:
-            return function(*args)
         _count_steps(_TURN)
+        owner = getattr(function, "__self__", None)
         is_method = isinstance(function, types.BuiltinFunctionType | types.MethodType)
         # Jinja's own loops and cyclers do little
         if is_method and not type(owner).__module__.startswith("jinja2."):
@@ -582,6 +677,8 @@ class _Counting(NodeTransformer):
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:
+        if is_position(node):
+            return node
         self.generic_visit(node)
         terms = [node.left]
         if isinstance(node.left, nodes.Call) and node.left.node == nodes.EnvironmentAttribute(

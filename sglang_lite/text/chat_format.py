@@ -7,6 +7,7 @@ Text of users, tools and earlier answers is never encoded as special tokens, eve
 from __future__ import annotations
 
 import contextlib
+import marshal
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -222,6 +223,7 @@ class ChatFormat:
             (re.escape(each) for each in (*control, *_MARKS) if each), key=len, reverse=True
         )
         self._control = re.compile("|".join(spelled))
+        self._control_bytes = re.compile(self._control.pattern.encode())
 
     def render(self, conversation: Conversation) -> RenderedConversation:
         """Renders a conversation, and derives the constraint on the generated text.
@@ -296,10 +298,9 @@ class ChatFormat:
                 "the model has no chat template.", hint="Serve with --chat-template."
             )
         hidden: list[str] = []
-        messages = [
-            self._hide_control_tokens(self._adapt_message_to_template(message), hidden)
-            for message in conversation.messages
-        ]
+        messages = [self._adapt_message_to_template(message) for message in conversation.messages]
+        if self._may_spell_control_tokens(messages):
+            messages = [self._hide_control_tokens(message, hidden) for message in messages]
         if not all(map(self._template.shows_media, {image.kind for image in conversation.images})):
             messages = [_with_media_marks(message) for message in messages]
         tools = [self._hide_control_tokens(tool.shown, hidden) for tool in conversation.tools]
@@ -319,7 +320,7 @@ class ChatFormat:
                 messages = self._with_tools(messages, tools)
         if conversation.continue_final:
             last = messages[-1]
-            last["content"] = f"{last.get('content') or ''}{_CUT}"
+            messages[-1] = {**last, "content": f"{last.get('content') or ''}{_CUT}"}
         follows = not (conversation.continue_final or conversation.complete)
         text = self._render_text(messages, {"add_generation_prompt": follows, **variables})
         if conversation.continue_final:
@@ -431,9 +432,18 @@ class ChatFormat:
             self._system,
         )
 
+    def _may_spell_control_tokens(self, value: Any) -> bool:
+        """Returns False if no text of plain data spells a control token. Searches all texts at once,
+        in the data's bytes as `marshal` writes them.
+        """
+        try:
+            return self._control_bytes.search(marshal.dumps(value, 2)) is not None
+        except ValueError:  # not only plain data
+            return True
+
     def _hide_control_tokens(self, value: Any, hidden: list[str]) -> Any:
-        """Copies plain data, replacing the parts of its texts that spell control tokens with
-        placeholders. Appends these parts to `hidden`.
+        """Returns plain data in which placeholders replace the parts of texts that spell control
+        tokens. Appends these parts to `hidden`.
         """
         if isinstance(value, str):
             if self._control.search(value) is None:

@@ -11,6 +11,7 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property, lru_cache
 from operator import itemgetter
@@ -20,8 +21,10 @@ from sglang_lite.protocol import MediaKind, TemplateError
 from sglang_lite.protocol.anything import Json
 
 MAX_TEMPLATE_CHARS = 200_000
+_MAX_TURNS = 10_000  # kept with their texts; then all are forgotten
 # excludes the marks for turns and for text that is hidden from a template
 _get_role = itemgetter("role")
+_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
 _NO_ASCII = re.compile("[^\x00-~\ue000-\ue003]")
 
 
@@ -44,6 +47,19 @@ class TurnTemplate(Protocol):
         `hist_messages`.
         """
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    """Turn in the tree of the sequences of roles that a template has rendered.
+
+    Attributes:
+        following: the turns that followed it, by role.
+        texts: text before and after its content.
+    """
+
+    following: dict[str, _Turn]
+    texts: tuple[str, str] = ("", "")
 
 
 class JinjaTemplate:
@@ -91,7 +107,8 @@ class JinjaTemplate:
             self._template.globals = dict(self._template.globals)
         except Exception as error:  # jinja2's own, or Python's for deep nesting
             raise TemplateError(f"{name} is not valid: {_error_text(error)}") from error
-        self._turn = lru_cache(maxsize=256)(self._prefix_and_suffix_for_roles)
+        self._first_turns = _Turn({})
+        self._turn_count = 0
         # Cached because neighbouring turns share renderings, and long conversations render slowly.
         self._marked = lru_cache(maxsize=16)(self._render_marks)
 
@@ -192,7 +209,29 @@ class JinjaTemplate:
         Raises:
             TemplateError: the template can't render this sequence of roles turn by turn.
         """
-        return self._turn((*map(_get_role, hist_messages), role))
+        return self.get_prefixes_and_suffixes((*map(_get_role, hist_messages), role))[-1]
+
+    def get_prefixes_and_suffixes(self, roles: tuple[str, ...]) -> list[tuple[str, str]]:
+        """Returns the text before and after the content of each turn of a conversation with these
+        roles.
+
+        Raises:
+            TemplateError: the template can't render this sequence of roles turn by turn.
+        """
+        if self._turn_count > _MAX_TURNS:
+            self._first_turns = _Turn({})
+            self._turn_count = 0
+        texts = list[tuple[str, str]]()
+        last = self._first_turns
+        for position, role in enumerate(roles):
+            turn = last.following.get(role)
+            if turn is None:
+                turn = _Turn({}, self._prefix_and_suffix_for_roles(roles[: position + 1]))
+                last.following[role] = turn
+                self._turn_count += 1
+            texts.append(turn.texts)
+            last = turn
+        return texts
 
     def _prefix_and_suffix_for_roles(self, roles: tuple[str, ...]) -> tuple[str, str]:
         earlier = roles[:-1]
@@ -274,8 +313,10 @@ def _load_template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> 
 
 def _with_reasoning_names(message: Mapping[str, Json]) -> Mapping[str, Json]:
     """Returns a message with its reasoning under all names that templates read."""
-    names = ("reasoning_content", "thinking", "reasoning")
-    found = next((message[name] for name in names if message.get(name) is not None), None)
+    if message.keys().isdisjoint(_REASONING_NAMES):  # most messages
+        return message
+    values = (message.get(name) for name in _REASONING_NAMES)
+    found = next((value for value in values if value is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from sglang_lite.lang.chat_template import ChatTemplate
-from sglang_lite.protocol import CapabilityError, JsonSchema, Message, Prompt, PromptTools, Span
+from sglang_lite.protocol import CapabilityError, Message, Prompt, PromptTools, Span
 from sglang_lite.text.chat_format import ChatFormat, Conversation, Tool, prepend_description
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 from sglang_lite.text.tool_calls import parse_answer
@@ -60,14 +60,14 @@ def rerender_with_template(
     if template is None or written_by is None or (not prompt.messages and prompt.role is None):
         return prompt
     spans = [Span(text_outside_turns(prompt, written_by))]
-    before = list[dict[str, str]]()
-    for message in prompt.messages:
-        prefix, suffix = template.get_prefix_and_suffix(message.role, before)
-        spans += [Span(prefix), Span(message.text, special=False), Span(suffix)]
-        before.append({"role": message.role, "content": ""})
+    roles = [message.role for message in prompt.messages]
     if prompt.role is not None:
-        prefix, _ = template.get_prefix_and_suffix(prompt.role, before)
-        spans += [Span(prefix), Span(prompt.partial, special=False)]
+        roles.append(prompt.role)
+    texts = _prefixes_and_suffixes(template, roles)
+    for message, (prefix, suffix) in zip(prompt.messages, texts):
+        spans += [Span(prefix), Span(message.text, special=False), Span(suffix)]
+    if prompt.role is not None:
+        spans += [Span(texts[-1][0]), Span(prompt.partial, special=False)]
     return msgspec.structs.replace(prompt, spans=tuple(span for span in spans if span.text))
 
 
@@ -140,12 +140,11 @@ def shows_tools(template: TurnTemplate | None, family: str | None) -> bool:
 def _render_with_tools(
     prompt: Prompt, tools: PromptTools, template: JinjaTemplate, control: Sequence[str]
 ) -> Sequence[Span]:
-    functions = [Tool(**json.loads(each)["function"]) for each in tools.shown]
+    functions: Sequence[Tool] = _read_tools(tools.shown)
     if tools.family is None or "tool_calls" not in template.source:
         messages = _turn_messages(prompt.messages)
     else:
-        schemas = {tool.name: tool.schema for tool in functions}
-        messages = _messages(prompt.messages, tools.family, schemas, parallel=tools.parallel)
+        messages = _messages(prompt.messages, tools.family, tools)
     if tools.family is None:
         messages = prepend_description(messages, _describe_tools(tools), template.has_system)
         functions = []
@@ -191,68 +190,84 @@ def _text_before_turns(prompt: Prompt, template: TurnTemplate) -> str:
 
 def _write_turns(prompt: Prompt, template: TurnTemplate) -> str:
     """Returns the turns as the template writes them, with nothing between them."""
+    roles = [*(message.role for message in prompt.messages), "assistant"]
+    around = _prefixes_and_suffixes(template, roles)
     texts = list[str]()
-    earlier = list[dict[str, str]]()
-    for message in prompt.messages:
-        prefix, suffix = template.get_prefix_and_suffix(message.role, earlier)
+    for message, (prefix, suffix) in zip(prompt.messages, around):
         texts += prefix, message.text, suffix
-        earlier.append({"role": message.role})
-    prefix, _ = template.get_prefix_and_suffix("assistant", earlier)
-    return "".join([*texts, prefix, prompt.partial])
+    return "".join([*texts, around[-1][0], prompt.partial])
+
+
+def _prefixes_and_suffixes(
+    template: TurnTemplate, roles: Sequence[str]
+) -> Sequence[tuple[str, str]]:
+    """Returns the text before and after the content of each turn."""
+    if isinstance(template, JinjaTemplate):
+        return template.get_prefixes_and_suffixes(tuple(roles))
+    turns = [{"role": role, "content": ""} for role in roles]
+    return [template.get_prefix_and_suffix(role, turns[:i]) for i, role in enumerate(roles)]
 
 
 def _turn_messages(turns: Sequence[Message]) -> list[Mapping[str, Any]]:
     return [{"role": turn.role, "content": turn.text} for turn in turns]
 
 
-def _messages(
-    turns: Sequence[Message], family: str, schemas: Mapping[str, JsonSchema], *, parallel: bool
-) -> list[Mapping[str, Any]]:
+def _messages(turns: Sequence[Message], family: str, tools: PromptTools) -> list[Mapping[str, Any]]:
     """Converts turns to messages of a chat API, with tool calls and their results."""
     messages: list[Mapping[str, Any]] = []
-    calls: list[dict[str, Any]] = []
+    calls: tuple[tuple[str, str], ...] = ()
     count = 0
-    for turn in _turn_messages(turns):
-        if turn["role"] == "user" and calls:
-            results = split_call_results(
-                [call["function"]["name"] for call in calls], turn["content"]
-            )
-            messages += [
-                {
-                    "role": "tool",
-                    "tool_call_id": call["id"],
-                    "name": call["function"]["name"],
-                    "content": result,
-                }
-                for call, result in zip(calls, results)
-            ]
-            calls = []
-        elif turn["role"] == "assistant":
-            message = _assistant_message(turn["content"], family, schemas, count, parallel=parallel)
-            calls = message.get("tool_calls", [])
+    for turn in turns:
+        text = turn.text
+        if turn.role == "user" and calls:
+            messages += _result_messages(calls, text)
+            calls = ()
+        elif turn.role == "assistant":
+            message, calls = _assistant_message(text, family, tools.shown, tools.parallel, count)
             count += len(calls)
             messages.append(message)
         else:
-            messages.append(turn)
+            messages.append({"role": turn.role, "content": text})
     return messages
 
 
-def _assistant_message(
-    text: str, family: str, schemas: Mapping[str, JsonSchema], count: int, *, parallel: bool
-) -> dict[str, Any]:
-    """Converts an answer to a message of the assistant, with its tool calls.
+# Each prompt of an agent has all its earlier turns.
+_remember_turns = lru_cache(maxsize=1024)
+
+
+@_remember_turns
+def _result_messages(calls: tuple[tuple[str, str], ...], text: str) -> Sequence[Mapping[str, str]]:
+    """Converts a turn with the results of calls to messages.
 
     Args:
-        count: number of calls in earlier messages.
-        parallel: whether an answer may have several calls.
+        calls: id and name of each call.
     """
+    results = split_call_results([name for _, name in calls], text)
+    return [
+        {"role": "tool", "tool_call_id": number, "name": name, "content": result}
+        for (number, name), result in zip(calls, results)
+    ]
+
+
+@_remember_turns
+def _assistant_message(
+    text: str, family: str, shown: tuple[str, ...], parallel: bool, count: int
+) -> tuple[Mapping[str, Any], tuple[tuple[str, str], ...]]:
+    """Converts an answer to a message of the assistant, with its tool calls. Returns the message,
+    and the id and name of each call.
+
+    Args:
+        shown, parallel: see PromptTools.
+        count: number of calls in earlier messages.
+    """
+    schemas = {tool.name: tool.schema for tool in _read_tools(shown)}
     answer = parse_answer(family, text, tools=schemas, parallel=parallel)
     try:
         given = [(call.name, json.loads(call.arguments)) for call in answer.calls]
     except (ValueError, RecursionError):  # the text only begins like a call
-        return {"role": "assistant", "content": text}
+        return {"role": "assistant", "content": text}, ()
     if not given:
-        return {"role": "assistant", "content": answer.content}
+        return {"role": "assistant", "content": answer.content}, ()
     calls = [
         {
             "id": _call_id(family, name, number),
@@ -261,7 +276,17 @@ def _assistant_message(
         }
         for number, (name, arguments) in enumerate(given, count)
     ]
-    return {"role": "assistant", "content": answer.content.rstrip() or None, "tool_calls": calls}
+    content = answer.content.rstrip() or None
+    message = {"role": "assistant", "content": content, "tool_calls": calls}
+    return message, tuple(
+        (_call_id(family, name, i), name) for i, (name, _) in enumerate(given, count)
+    )
+
+
+@lru_cache(maxsize=16)
+def _read_tools(shown: tuple[str, ...]) -> Sequence[Tool]:
+    """Reads tools from the JSON texts of PromptTools."""
+    return [Tool(**json.loads(each)["function"]) for each in shown]
 
 
 def _call_id(family: str, name: str, number: int) -> str:

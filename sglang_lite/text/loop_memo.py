@@ -1,0 +1,300 @@
+"""Remembers what a template's loops write, so that a growing conversation renders only its new
+messages.
+
+What an iteration writes depends on what its body reads: the item, the loop's position, neighbours
+(`messages[loop.index0 - 1]`) and variables. `memoize_loops` finds these expressions and compiles a
+loop to compute them first. If their values have been met before, the text of that time is written,
+and the body is skipped. Loops whose bodies may read anything else, or change anything outside
+themselves, stay as they are.
+
+Values are compared by their bytes in the format of `marshal`, because equal values can be written
+differently (1, 1.0 and true; dictionaries in another order). Its version 2 writes equal bytes for
+the same plain data, and refuses everything else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import marshal
+from collections.abc import Iterator, Mapping, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from jinja2 import nodes
+from jinja2.runtime import Undefined
+
+from sglang_lite.protocol.anything import UserValue
+
+REMEMBER = "remember iteration"  # a filter, which no template can name
+_MAX_ENTRY = 16_384  # bytes of what an iteration read, and characters of its text
+_MAX_SIZE = 16_777_216  # of all entries; then all are forgotten
+_PURE_FUNCTIONS = ("dict", "raise_exception", "range")
+_POSITIONS = frozenset(
+    {"first", "last", "length", "index", "index0", "revindex", "revindex0", "previtem", "nextitem"}
+)
+# A body of other nodes may change something outside itself.
+_PLAIN_NODES = (
+    nodes.AssignBlock, nodes.Assign, nodes.BinExpr, nodes.Call, nodes.Compare, nodes.Concat, nodes.CondExpr,
+    nodes.Dict, nodes.FilterBlock, nodes.Filter, nodes.For, nodes.Getattr, nodes.Getitem, nodes.If, nodes.Keyword,
+    nodes.List, nodes.Literal, nodes.Name, nodes.Operand, nodes.Output, nodes.Pair, nodes.Scope, nodes.Slice,
+    nodes.TemplateData, nodes.Test, nodes.Tuple, nodes.UnaryExpr,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What an iteration wrote.
+
+    Attributes:
+        steps: steps that it took.
+    """
+
+    text: str
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """Iteration that is being executed.
+
+    Attributes:
+        key: what it reads, or None if its text can't be remembered.
+        steps: steps of the rendering before it.
+    """
+
+    key: bytes | None
+    steps: int
+
+
+class LoopMemo:
+    """Texts of iterations, by what they read.
+
+    Args:
+        functions: functions of all templates, by name.
+    """
+
+    def __init__(self, functions: Mapping[str, UserValue]) -> None:
+        self._pure = {name: functions[name] for name in _PURE_FUNCTIONS if name in functions}
+        self._texts: dict[bytes, Remembered] = {}
+        self._size = 0
+
+    def find(self, key: bytes) -> Remembered | None:
+        return self._texts.get(key)
+
+    def add(self, key: bytes, found: Remembered) -> None:
+        size = len(key) + len(found.text)
+        if size > _MAX_ENTRY:
+            return
+        if self._size + size > _MAX_SIZE:
+            self._texts.clear()
+            self._size = 0
+        self._texts[key] = found
+        self._size += size
+
+    def digest_variables(
+        self, loop: int, names: tuple[str, ...], values: tuple[UserValue, ...]
+    ) -> bytes | None:
+        """Returns a digest of the variables that a loop reads and no statement sets. Returns None
+        if they are not all plain data.
+        """
+        functions = [
+            name
+            for name, value in zip(names, values)
+            if name in self._pure and value is self._pure[name]
+        ]
+        plain = [None if name in functions else value for name, value in zip(names, values)]
+        data = write_plain_data((loop, functions, *plain))
+        return None if data is None else hashlib.blake2b(data, digest_size=16).digest()
+
+
+def write_plain_data(values: tuple[UserValue, ...]) -> bytes | None:
+    """Writes values as bytes that differ if a template could write the values differently. Returns
+    None if the values are not plain data.
+    """
+    try:
+        return marshal.dumps(values, 2)
+    except ValueError:
+        undefined = [i for i, value in enumerate(values) if isinstance(value, Undefined)]
+    plain = [None if i in undefined else value for i, value in enumerate(values)]
+    try:
+        return b"undefined" + marshal.dumps((undefined, plain), 2)
+    except ValueError:
+        return None
+
+
+def memoize_loops(template: nodes.Template) -> list[tuple[str, ...]]:
+    """Rewrites the outer loops of a template so that they remember their iterations. An iteration
+    asks the environment's `is_new_iteration` whether to execute the body, and passes what the body
+    has written to the filter REMEMBER, whose result is written.
+
+    Returns:
+        For each rewritten loop, the names of the variables that it reads and no statement sets.
+        Their values are the first of the reads that `is_new_iteration` gets.
+    """
+    rewriter = _LoopRewriter(template)
+    rewriter.rewrite_all()
+    return rewriter.variables
+
+
+class _UnknownReadsError(Exception):
+    """Raised for a body that may read anything, or change something outside itself."""
+
+
+class _LoopRewriter:
+    """Rewrites a template's loops outside macros and blocks, whose texts depend on their callers.
+
+    Attributes:
+        variables: see `memoize_loops`.
+    """
+
+    def __init__(self, template: nodes.Template) -> None:
+        self.variables: list[tuple[str, ...]] = []
+        self._template = template
+        self._macros = {macro.name for macro in template.find_all(nodes.Macro)}
+        self._namespaces = frozenset[str]()  # those that are certain to exist
+
+    def rewrite_all(self) -> None:
+        for statement in self._template.body:
+            self._rewrite(statement)
+            if isinstance(statement, nodes.Assign) and _calls_namespace(statement.node):
+                self._namespaces |= _names_set([statement])
+
+    def _rewrite(self, statement: nodes.Node) -> None:
+        if isinstance(statement, nodes.If):
+            for inner in (*statement.body, *statement.elif_, *statement.else_):
+                self._rewrite(inner)
+        elif isinstance(statement, nodes.For) and not statement.recursive:
+            with suppress(_UnknownReadsError):
+                self._rewrite_loop(statement)
+
+    def _rewrite_loop(self, loop: nodes.For) -> None:
+        reader = _BodyReader(
+            lists=frozenset({_root_name(loop.iter), "messages"} - {None}),
+            namespaces=self._namespaces - _names_set(loop.body),
+            macros=self._macros,
+        )
+        found = {
+            repr(read): read
+            for statement in loop.body
+            for read in reader.iterate_reads(statement, frozenset())
+        }
+        set_outside = _names_set([self._template], loop.body) | self._macros
+        variables = list[nodes.Name]()
+        others = list[nodes.Expr]()
+        for read in found.values():
+            if isinstance(read, nodes.Name) and read.name not in set_outside:
+                variables.append(read)
+            else:
+                others.append(read)
+        number = len(self.variables)
+        self.variables.append(tuple(variable.name for variable in variables))
+        ask = nodes.EnvironmentAttribute("is_new_iteration")
+        is_new = nodes.Call(ask, [nodes.Const(number), *variables, *others], [], None, None)
+        remember = nodes.Filter(None, REMEMBER, [], [], None, None)
+        loop.body = [nodes.FilterBlock([nodes.If(is_new, loop.body, [], [])], remember)]
+
+
+@dataclass(frozen=True, slots=True)
+class _BodyReader:
+    """Finds what the body of a loop reads.
+
+    Attributes:
+        lists: names of lists that may be read only at a position.
+        namespaces: names of namespaces that exist before the loop.
+        macros: names of macros, which may read anything.
+    """
+
+    lists: frozenset[str | None]
+    namespaces: frozenset[str]
+    macros: Set[str]
+
+    def iterate_reads(self, node: nodes.Node, bound: frozenset[str]) -> Iterator[nodes.Expr]:
+        """Yields the expressions on which the text of the body depends.
+
+        Args:
+            node: a node of the body.
+            bound: items of the loops inside the body that are around the node.
+
+        Raises:
+            _UnknownReadsError: see there.
+        """
+        if not isinstance(node, _PLAIN_NODES) or _is_random(node):
+            raise _UnknownReadsError
+        if isinstance(node, nodes.For):
+            inside = bound | _names_set([node.target])
+            outside_parts = [node.iter, *node.else_]
+            inside_parts = [*filter(None, [node.test]), *node.body]
+            for part in outside_parts:
+                yield from self.iterate_reads(part, bound)
+            for part in inside_parts:
+                yield from self.iterate_reads(part, inside)
+        elif self._is_one_read(node):
+            yield node
+        elif isinstance(node, nodes.Name):
+            if node.name == "loop" or node.name in self.lists or node.name in self.macros:
+                raise _UnknownReadsError
+            if node.ctx == "load" and node.name not in bound:
+                yield node
+        else:
+            for child in node.iter_child_nodes():
+                yield from self.iterate_reads(child, bound)
+
+    def _is_one_read(self, node: nodes.Node) -> TypeGuard[nodes.Expr]:
+        """Returns True for an item of a list, or an attribute of the loop or of a namespace."""
+        if isinstance(node, nodes.Getitem):
+            return _root_name(node) in self.lists and is_position(node.arg)
+        if not isinstance(node, nodes.Getattr) or not isinstance(node.node, nodes.Name):
+            return False
+        return node.node.name in self.namespaces or _is_loop_position(node)
+
+
+def _is_loop_position(node: nodes.Node) -> bool:
+    return (
+        isinstance(node, nodes.Getattr)
+        and node.node == nodes.Name("loop", "load")
+        and node.attr in _POSITIONS
+    )
+
+
+def _names_set(outer: Sequence[nodes.Node], without: Sequence[nodes.Node] = ()) -> frozenset[str]:
+    """Returns the names that nodes set, without those that only the nodes `without` set."""
+    found = set[str]()
+    stack = list(outer)
+    while stack:
+        node = stack.pop()
+        if any(node is each for each in without):
+            continue
+        if isinstance(node, nodes.Name) and node.ctx != "load":
+            found.add(node.name)
+        stack.extend(node.iter_child_nodes())
+    return frozenset(found)
+
+
+def _root_name(node: nodes.Node) -> str | None:
+    """Returns the name of the variable of which an expression is an item or a slice."""
+    while isinstance(node, nodes.Getitem):
+        node = node.node
+    return node.name if isinstance(node, nodes.Name) else None
+
+
+def is_position(node: nodes.Node) -> bool:
+    """Returns True if an index is computed from the loop's position and constants alone. Such sums
+    are small.
+    """
+    if isinstance(node, nodes.Add | nodes.Sub):
+        return is_position(node.left) and is_position(node.right)
+    if isinstance(node, nodes.Const):
+        return type(node.value) is int
+    return _is_loop_position(node)
+
+
+def _is_random(node: nodes.Node) -> bool:
+    """Returns True for the filter that draws an item, also if it is named in a text."""
+    return (isinstance(node, nodes.Filter) and node.name == "random") or (
+        isinstance(node, nodes.Const) and node.value == "random"
+    )
+
+
+def _calls_namespace(node: nodes.Node) -> bool:
+    return isinstance(node, nodes.Call) and node.node == nodes.Name("namespace", "load")
