@@ -1,11 +1,12 @@
 """A model with linear attention beside one of the same shape with attention alone.
 
-    python benchmarks/states.py [--parts reuse decode prefill] [--layers 8] [--page-size 16] [--grid 512]
+    python benchmarks/states.py [--parts reuse decode prefill] [--layers 8] [--chunk 8192]
+        [--page-size 16] [--grid 512]
 
 "reuse" counts, with a tiny model, the prompt tokens that a tree of thought, few-shot rows and chats
 compute: where states are kept by what programs do, on a grid of tokens alone, and without states.
 "decode" and "prefill" time the shape of Qwen3.5-35B-A3B with fewer layers and random weights, by
-turns.
+turns; a prompt is read in chunks of so many tokens.
 """
 
 from __future__ import annotations
@@ -152,10 +153,10 @@ def compare_steps(engines: dict[str, Engine], rows: int, prompt: int, repeat: in
     )
 
 
-def compare_times(parts: list[str], layers: int, repeat: int) -> None:
+def compare_times(parts: list[str], layers: int, chunk: int, repeat: int) -> None:
     spec = shape(layers)
     engines = {
-        name: Engine.of(load(each), max_running=64, max_total_tokens=2_300_000)
+        name: Engine.of(load(each), max_running=64, max_total_tokens=2_300_000, step_tokens=chunk)
         for name, each in (
             ("linear attention", spec),
             ("attention alone", with_attention_alone(spec)),
@@ -187,6 +188,7 @@ def main(arguments: list[str] | None = None) -> None:
     parts = ["reuse", "decode", "prefill"]
     parser.add_argument("--parts", choices=parts, nargs="+", default=["reuse"])
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--chunk", type=int, default=8192)
     parser.add_argument("--page-size", type=int, default=16)
     parser.add_argument("--grid", type=int, default=512)
     parser.add_argument("--repeat", type=int, default=3)
@@ -194,7 +196,7 @@ def main(arguments: list[str] | None = None) -> None:
     if "reuse" in options.parts:
         compare_reuse(options.page_size, options.grid)
     if {"decode", "prefill"} & {*options.parts}:
-        compare_times(options.parts, options.layers, options.repeat)
+        compare_times(options.parts, options.layers, options.chunk, options.repeat)
 
 
 if __name__ == "__main__":
