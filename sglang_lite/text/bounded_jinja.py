@@ -517,7 +517,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        self._loop_variables = memoize_loops(tree)
+        self._loop_variables += memoize_loops(tree, len(self._loop_variables))
         _Counting().visit(tree)
         tree.set_environment(self)
         return tree

@@ -123,16 +123,19 @@ def write_plain_data(values: tuple[UserValue, ...]) -> bytes | None:
         return None
 
 
-def memoize_loops(template: nodes.Template) -> list[tuple[str, ...]]:
+def memoize_loops(template: nodes.Template, first: int = 0) -> list[tuple[str, ...]]:
     """Rewrites the outer loops of a template so that they remember their iterations. An iteration
     asks the environment's `is_new_iteration` whether to execute the body, and passes what the body
     has written to the filter REMEMBER, whose result is written.
+
+    Args:
+        first: number of the first loop that is rewritten.
 
     Returns:
         For each rewritten loop, the names of the variables that it reads and no statement sets.
         Their values are the first of the reads that `is_new_iteration` gets.
     """
-    rewriter = _LoopRewriter(template)
+    rewriter = _LoopRewriter(template, first)
     rewriter.rewrite_all()
     return rewriter.variables
 
@@ -148,8 +151,9 @@ class _LoopRewriter:
         variables: see `memoize_loops`.
     """
 
-    def __init__(self, template: nodes.Template) -> None:
+    def __init__(self, template: nodes.Template, first: int) -> None:
         self.variables: list[tuple[str, ...]] = []
+        self._first = first
         self._template = template
         self._macros = {macro.name for macro in template.find_all(nodes.Macro)}
         self._namespaces = frozenset[str]()  # those that are certain to exist
@@ -187,7 +191,7 @@ class _LoopRewriter:
                 variables.append(read)
             else:
                 others.append(read)
-        number = len(self.variables)
+        number = self._first + len(self.variables)
         self.variables.append(tuple(variable.name for variable in variables))
         ask = nodes.EnvironmentAttribute("is_new_iteration")
         is_new = nodes.Call(ask, [nodes.Const(number), *variables, *others], [], None, None)

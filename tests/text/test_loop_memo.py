@@ -205,6 +205,18 @@ def test_a_body_that_is_remembered_is_not_executed_again():
     assert ran == ["a", "b", "c", "d", "e"]
 
 
+def test_two_templates_of_an_environment_are_kept_apart():
+    environment = BoundedEnvironment({}, {})
+    sources = (
+        "{% for m in x %}{{ m }}{{ y }}{% endfor %}",
+        "{% for m in x %}{{ z }}{{ m }}{% endfor %}",
+    )
+    templates = [environment.from_string(source) for source in sources]
+    for _ in range(2):
+        with bounded_jinja.meter_rendering():
+            assert [t.render(x="ab", y="y", z="z") for t in templates] == ["ayby", "zazb"]
+
+
 def test_remembered_iterations_count_as_work(monkeypatch):
     template = JinjaTemplate("{% for m in messages %}{{ m.content * 10 }}{% endfor %}")
     messages = [{"role": "user", "content": "ab"}] * 50
