@@ -32,6 +32,8 @@ from sglang_lite.runtime.models.mixers import (
     jamba_mixer,
     kimi_layer_types,
     kimi_mixer,
+    lara_kinds,
+    lara_mixer,
     lfm2_mixer,
     lfm3_kinds,
     lfm3_mixer,
@@ -260,6 +262,11 @@ def _qwen2_experts(config: Config, layer: int) -> dict[str, Any] | None:
         "shared_size": config["shared_expert_intermediate_size"],
         "shared_gate": True,
     }
+
+
+def _lara_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    experts = _qwen2_experts(config, layer)
+    return experts and {**experts, "shared_gate": False}
 
 
 def _qwen3_vl_experts(config: Config, layer: int) -> dict[str, Any] | None:
@@ -1368,6 +1375,18 @@ FAMILIES: Mapping[str, Family] = {
         biases=_ATTENTION, qk_norm="head", attention_fields=lambda c: {"output_gate": True},
         model_fields=_qwen_delta_model_settings, mixer=qwen_mixer, experts_fields=_qwen2_experts,
         names={"output_gating": "self_attn.q_proj"},
+    ),
+    "lara_mini": Family(
+        ("LaraMiniForCausalLM",),
+        {"num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 131_072, "sliding_window": 512,
+         "tie_word_embeddings": True, "intermediate_size": 512, "moe_intermediate_size": 512, "num_experts": 128,
+         "num_experts_per_tok": 4, "shared_expert_intermediate_size": 512, "decoder_sparse_step": 1,
+         "norm_topk_prob": True, "full_attention_interval": 1, "linear_num_key_heads": 8, "linear_num_value_heads": 16,
+         "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "hidden_act": "silu"},
+        biases=_ATTENTION, qk_norm="head", has_window=lambda c, i: lara_kinds(c)[i] == "sliding_attention",
+        has_rope=lambda c, i, window: window is not None, mixer=lara_mixer, experts_fields=_lara_experts,
+        names={**dict.fromkeys(("delta_q", "delta_k", "delta_v", "delta_z", "delta_b", "delta_a"), "linear_attn.in_proj"),
+               "delta_norm": "linear_attn.out_norm"},
     ),
     "kimi_linear": Family(
         ("KimiLinearForCausalLM",),

@@ -20,6 +20,7 @@ from sglang_lite.runtime.models.spec import (
 )
 
 _ATTENTION = "full_attention"
+_WINDOW = "sliding_attention"
 _STATE = "linear_attention"
 _EARLIER_NAMES = {"attention": _ATTENTION, "mamba": _STATE}  # of types of layers
 _NEMOTRON_LETTERS = {"M": _STATE, "E": "moe", "*": _ATTENTION, "-": "mlp"}
@@ -93,6 +94,21 @@ def olmo_mixer(config: Config, layer: int) -> DeltaSpec | None:
     return delta and replace(delta, norm_eps=1e-5, beta_scale=scale)
 
 
+def lara_kinds(config: Config) -> list[str]:
+    """Returns the type of each layer."""
+    period = (_STATE, _WINDOW, _STATE, _ATTENTION, _WINDOW)
+    count = config["num_hidden_layers"]
+    return config.get("layer_types") or [period[i % len(period)] for i in range(count)]
+
+
+def lara_mixer(config: Config, layer: int) -> DeltaSpec | None:
+    return qwen_mixer({**config, "layer_types": _without_windows(lara_kinds(config))}, layer)
+
+
+def _without_windows(kinds: Sequence[str]) -> list[str]:
+    return [_ATTENTION if kind == _WINDOW else kind for kind in kinds]
+
+
 def lfm3_kinds(config: Config) -> list[str]:
     """Returns the type of each layer."""
     return config.get("layer_types") or [
@@ -102,10 +118,7 @@ def lfm3_kinds(config: Config) -> list[str]:
 
 
 def lfm3_mixer(config: Config, layer: int) -> ConvSpec | None:
-    kinds = [
-        "full_attention" if kind == "sliding_attention" else kind for kind in lfm3_kinds(config)
-    ]
-    return lfm2_mixer({**config, "layer_types": kinds}, layer)
+    return lfm2_mixer({**config, "layer_types": _without_windows(lfm3_kinds(config))}, layer)
 
 
 def bamba_mixer(config: Config, layer: int) -> Mamba2Spec | None:

@@ -341,7 +341,8 @@ def _delta_parameters(names: _Names, delta: DeltaSpec, hidden: int) -> Iterator[
     values = heads * delta.value_size
     channels = (keys, keys, values)
     first = dict(zip(input_projection_roles(delta), (*channels, *delta.gate_sizes)))
-    if names.shares_tensor("delta_q", "delta_z"):
+    rates_apart = not names.shares_tensor("delta_q", "delta_b")
+    if names.shares_tensor("delta_q", "delta_z") and rates_apart:
         # rows are grouped by key head
         rates = {role: first.pop(role) for role in ("delta_b", "delta_a")}
         for group in (first, rates):

@@ -45,6 +45,8 @@ _ACTIVATIONS = {
     "xielu": "xielu",
 }
 _LAYER_TYPES = ("full_attention", "sliding_attention")
+# config field -> type of layer that only a model with this field has
+_MIXER_KINDS = {"conv_L_cache": "conv", "linear_conv_kernel_dim": "linear_attention"}
 # Parameters that each kind of frequency scaling requires.
 _ROPE_KINDS = {
     "default": (),
@@ -576,7 +578,8 @@ def _read_layer_windows(family: Family, config: Config) -> tuple[int | None, ...
     kinds = config.get("layer_types") or [
         local if family.has_window(config, i) else "full_attention" for i in range(layers)
     ]
-    known = {local, "full_attention", *(("conv",) if config.get("conv_L_cache") else ())}
+    known = {local, "full_attention"}
+    known |= {kind for field, kind in _MIXER_KINDS.items() if config.get(field)}
     if len(kinds) != layers or set(kinds) - known:
         raise ValueError(
             f"layer_types {kinds} don't fit {layers} layers of full_attention or {local}"

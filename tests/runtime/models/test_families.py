@@ -321,6 +321,9 @@ FAMILIES: dict[str, Any] = {
     "qwen3.5": ("Qwen3_5ForCausalLM", DELTA | dict(head_dim=16, rope_parameters=QUARTER)),
     "qwen3.5-moe": ("Qwen3_5MoeForCausalLM", DELTA | EXPERTS | dict(
         head_dim=16, shared_expert_intermediate_size=40, rope_parameters=QUARTER)),
+    "lara-mini": ("LaraMiniForCausalLM", DELTA | EXPERTS | dict(
+        head_dim=12, shared_expert_intermediate_size=40, num_hidden_layers=4, sliding_window=9, layer_types=[
+            "linear_attention", "sliding_attention", "full_attention", "linear_attention"])),
     "kimi-linear": ("KimiLinearForCausalLM", KIMI),
     # queries, keys and values alike: transformers 5.23 saves kernels of others wrongly
     "olmo-hybrid": ("OlmoHybridForCausalLM", DELTA | dict(linear_num_key_heads=4, linear_key_head_dim=12)),
@@ -382,7 +385,7 @@ OTHER_KERNELS = (
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
-    "falcon-h1", "falcon-h1-norms", "jamba", "kimi-linear", "mamba2", "falcon-mamba", "gemma4", "gemma4-values",
+    "falcon-h1", "falcon-h1-norms", "jamba", "lara-mini", "kimi-linear", "mamba2", "falcon-mamba", "gemma4", "gemma4-values",
     "gemma4-moe", "gemma4-e4b", "gemma4-inputs",
 )  # fmt: skip
 
