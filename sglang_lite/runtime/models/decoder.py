@@ -419,13 +419,14 @@ class Decoder:
             normed = self._norm(x, layer.input_norm)
             h = self._mix(index, layer, normed, rotations[layer.rope], plan, cache, lora)
             h = self._norm(self.layer_ranks.sum(h), layer.post_attention_norm)
-            x = x + self._scale_output(layer, h)
+            x = _residual(layer, x, normed, 0) + self._scale_output(layer, h)
         if layer.spec.feeds_apart:
             x = x + self._scale_output(layer, self._feed_apart(layer, x, record))
         elif layer.spec.feeds:
-            h = _feed_forward(layer, self._norm(x, layer.mlp_norm), lora, record)
+            normed = self._norm(x, layer.mlp_norm)
+            h = _feed_forward(layer, normed, lora, record)
             h = self._norm(self.layer_ranks.sum(h), layer.post_mlp_norm)
-            x = x + self._scale_output(layer, h)
+            x = _residual(layer, x, normed, 1) + self._scale_output(layer, h)
         if given is not None:
             x = x + self._feed_input(layer, x, given)
         return x if layer.layer_scale is None else x * layer.layer_scale
@@ -662,6 +663,13 @@ class Decoder:
         return torch.cat(
             [(x.float() * scale[:, i : i + 1]).to(x.dtype) * w for i, (x, w) in enumerate(parts)], 1
         )
+
+
+def _residual(layer: Layer, x: torch.Tensor, normed: torch.Tensor, block: int) -> torch.Tensor:
+    """Returns what a block's output is added to, given the block's input with and without the norm.
+    `block` is 0 for attention, 1 for the feed-forward.
+    """
+    return normed * layer.spec.kept[block] if layer.spec.norms == "residual" else x
 
 
 def _project(

@@ -40,6 +40,7 @@ from sglang_lite.runtime.models.mixers import (
     mamba1_mixer,
     mamba1_size,
     mamba2_mixer,
+    minimax_mixer,
     nemotron_layer_types,
     nemotron_mixer,
     olmo_mixer,
@@ -83,11 +84,11 @@ class Family:
             itself omits and the family's own code computes from others.
         rope_aliases: other names of rope types -> names used here.
         activations: activation name in a config -> the activation that the family means by it.
-        attention_fields, dense_fields, layer_fields, model_fields: functions of the config that give
-            further fields of AttentionSpec, DenseSpec, LayerSpec and ModelSpec.
+        attention_fields, dense_fields, model_fields: functions of the config that give further fields
+            of AttentionSpec, DenseSpec and ModelSpec.
         layer_attention: function of config and layer index that gives further fields of
             AttentionSpec for one layer.
-        layer_dense: the same for DenseSpec.
+        layer_dense, layer_fields: the same for DenseSpec and LayerSpec.
         nope_fields: function of the config that gives fields of AttentionSpec for layers without
             rotation.
         left_out: function of the config that names a feature which the config requests and this row
@@ -110,7 +111,7 @@ class Family:
     aliases: Mapping[str, str] = field(default_factory=dict)
     biases: tuple[bool | str, bool | str, bool | str] = (False, False, False)
     qk_norm: Literal["", "head", "whole"] = ""
-    norms: Literal["before", "after", "both"] = "before"
+    norms: Literal["before", "after", "both", "residual"] = "before"
     has_window: Callable[[Config, int], bool] | None = None
     chunked: bool = False
     has_rope: Callable[[Config, int, int | None], bool] = lambda config, layer, window: True
@@ -130,7 +131,7 @@ class Family:
     layer_dense: Callable[[Config, int], dict[str, Any]] = lambda config, layer: {}
     nope_fields: Changes = lambda config: {}
     dense_fields: Changes = lambda config: {}
-    layer_fields: Changes = lambda config: {}
+    layer_fields: Callable[[Config, int], dict[str, Any]] = lambda config, layer: {}
     model_fields: Changes = lambda config: {}
     experts_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
     mixer: Callable[[Config, int], MixerSpec | None] = lambda config, layer: None
@@ -169,7 +170,7 @@ def _granite_attention_settings(config: Config) -> dict[str, Any]:
     return {"scale": float(config["attention_multiplier"])}
 
 
-def _granite_layer_settings(config: Config) -> dict[str, Any]:
+def _granite_layer_settings(config: Config, layer: int) -> dict[str, Any]:
     return {"residual_scale": float(config["residual_multiplier"])}
 
 
@@ -353,6 +354,24 @@ def _minimax_experts(config: Config, layer: int) -> dict[str, Any] | None:
     return experts and {**experts, "scoring": "sigmoid", "correction": True}
 
 
+def _minimax_state_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    experts = _local_experts(config, layer)
+    return experts and {**experts, "scale": float(config["mlp_beta_factor"])}
+
+
+def _minimax_layer_settings(config: Config, layer: int) -> dict[str, Any]:
+    kind = "linear_attn" if minimax_mixer(config, layer) else "full_attn"
+    return {"kept": (float(config[f"{kind}_alpha_factor"]), float(config["mlp_alpha_factor"]))}
+
+
+def _minimax_left_out(config: Config) -> str:
+    """Names a rotation of parts of heads, which transformers ignores. Returns "" if there is none."""
+    rope = config.get("rope_parameters")
+    own = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
+    factors = (own, config.get("partial_rotary_factor"))
+    return "partial_rotary_factor" if any(each not in (None, 1) for each in factors) else ""
+
+
 def _ernie_experts(config: Config, layer: int) -> dict[str, Any] | None:
     last = config["moe_layer_end_index"]
     first = config["moe_layer_start_index"]
@@ -433,7 +452,7 @@ def _falcon_fields(config: Config) -> dict[str, Any]:
     return {"intermediate_size": 4 * config["hidden_size"], "num_key_value_heads": kv_heads}
 
 
-def _falcon_layer_settings(config: Config) -> dict[str, Any]:
+def _falcon_layer_settings(config: Config, layer: int) -> dict[str, Any]:
     if not config["parallel_attn"]:
         return {}
     norms = config.get("num_ln_in_parallel_attn") or 2
@@ -607,7 +626,7 @@ def _draft_layer_settings(config: Config) -> dict[str, Any]:
     return {"draft_layers": config.get("num_nextn_predict_layers") or 0}
 
 
-def _minicpm3_layer_settings(config: Config) -> dict[str, Any]:
+def _minicpm3_layer_settings(config: Config, layer: int) -> dict[str, Any]:
     depth = config["scale_depth"]
     return {
         "residual_scale": 1.0 if depth is None else depth / math.sqrt(config["num_hidden_layers"])
@@ -1047,7 +1066,7 @@ FAMILIES: Mapping[str, Family] = {
         ("PhiForCausalLM",),
         {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "hidden_act": "gelu_new"}, biases=(True, True, True),
         gated=False, attention_fields=_qk_norm_settings("qk_layernorm", "head", bias=True),
-        layer_fields=lambda c: {"parallel": "one norm"},
+        layer_fields=lambda c, i: {"parallel": "one norm"},
         model_fields=lambda c: {**_layer_norm_settings("layer_norm_eps")(c), "head_bias": True},
         names={"o": "self_attn.dense", "up": "mlp.fc1", "down": "mlp.fc2", "norm": "model.final_layernorm",
                "q_norm": "self_attn.q_layernorm", "k_norm": "self_attn.k_layernorm"},
@@ -1056,7 +1075,7 @@ FAMILIES: Mapping[str, Family] = {
         ("StableLmForCausalLM",),
         {"layer_norm_eps": 1e-5, "partial_rotary_factor": 0.25, "use_qkv_bias": False, "use_parallel_residual": False},
         biases=("use_qkv_bias", False, False), attention_fields=_qk_norm_settings("qk_layernorm", "heads"),
-        layer_fields=lambda c: {"parallel": "one norm" if c["use_parallel_residual"] else ""},
+        layer_fields=lambda c, i: {"parallel": "one norm" if c["use_parallel_residual"] else ""},
         model_fields=_layer_norm_settings("layer_norm_eps"),
         names={"q_norm": "self_attn.q_layernorm.norms.{}", "k_norm": "self_attn.k_layernorm.norms.{}"},
     ),
@@ -1067,7 +1086,7 @@ FAMILIES: Mapping[str, Family] = {
         aliases={"partial_rotary_factor": "rotary_pct", "rope_theta": "rotary_emb_base"},
         biases=("attention_bias", "attention_bias", True), gated=False, qkv_by_head=True,
         attention_fields=_neox_attention_settings,
-        layer_fields=lambda c: {"parallel": "two norms" if c["use_parallel_residual"] else ""},
+        layer_fields=lambda c, i: {"parallel": "two norms" if c["use_parallel_residual"] else ""},
         model_fields=_layer_norm_settings("layer_norm_eps"),
         names={**dict.fromkeys(("q", "k", "v"), "attention.query_key_value"), "o": "attention.dense",
                "up": "mlp.dense_h_to_4h", "down": "mlp.dense_4h_to_h", "embedding": "gpt_neox.embed_in",
@@ -1087,7 +1106,7 @@ FAMILIES: Mapping[str, Family] = {
     "gptj": Family(
         ("GPTJForCausalLM",), {"layer_norm_epsilon": 1e-5, "hidden_act": "gelu_new", "rotary_dim": 64},
         aliases=_GPT_FIELDS, computed=_gpt_fields, biases=(False, False, True), gated=False, interleaved=True,
-        layer_fields=lambda c: {"parallel": "one norm"},
+        layer_fields=lambda c, i: {"parallel": "one norm"},
         model_fields=lambda c: {**_layer_norm_settings("layer_norm_epsilon")(c), "head_bias": True},
         names={"q": "attn.q_proj", "k": "attn.k_proj", "v": "attn.v_proj", "o": "attn.out_proj", "up": "mlp.fc_in",
                "down": "mlp.fc_out", "input_norm": "ln_1", "embedding": "transformer.wte", "layers": "transformer.h",
@@ -1166,14 +1185,14 @@ FAMILIES: Mapping[str, Family] = {
         ("CohereForCausalLM",),
         {"layer_norm_eps": 1e-5, "rope_theta": 500_000.0, "logit_scale": 0.0625, "tie_word_embeddings": True},
         biases=_ATTENTION, interleaved=True, attention_fields=_qk_norm_settings("use_qk_norm", "heads"),
-        layer_fields=lambda c: {"parallel": "one norm"}, model_fields=_cohere_model_settings,
+        layer_fields=lambda c, i: {"parallel": "one norm"}, model_fields=_cohere_model_settings,
     ),
     "cohere2": Family(
         ("Cohere2ForCausalLM",),
         {"layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True, "sliding_window": 4096,
          "sliding_window_pattern": 4},
         biases=_ATTENTION, interleaved=True, has_window=_except_every_nth_layer("sliding_window_pattern"),
-        has_rope=lambda c, i, window: window is not None, layer_fields=lambda c: {"parallel": "one norm"},
+        has_rope=lambda c, i, window: window is not None, layer_fields=lambda c, i: {"parallel": "one norm"},
         model_fields=_cohere_model_settings,
     ),
     "nemotron": Family(
@@ -1309,7 +1328,7 @@ FAMILIES: Mapping[str, Family] = {
          "first_k_dense_replace": 0, "num_experts": 8, "num_experts_per_tok": 2, "num_shared_experts": 0,
          "shared_expert_combination_strategy": "average", "expert_selection_fn": "softmax", "norm_topk_prob": True},
         biases=_ATTENTION, interleaved=True, dense_size="prefix_dense_intermediate_size",
-        has_window=_cohere2_moe_window, has_rope=_cohere2_moe_rope, layer_fields=lambda c: {"parallel": "one norm"},
+        has_window=_cohere2_moe_window, has_rope=_cohere2_moe_rope, layer_fields=lambda c, i: {"parallel": "one norm"},
         model_fields=_cohere2_moe_model_settings, experts_fields=_cohere2_moe_experts, names=_SHARED_EXPERTS,
     ),
     "phimoe": Family(
@@ -1376,6 +1395,17 @@ FAMILIES: Mapping[str, Family] = {
         model_fields=_qwen_delta_model_settings, mixer=qwen_mixer, experts_fields=_qwen2_experts,
         names={"output_gating": "self_attn.q_proj"},
     ),
+    "minimax": Family(
+        ("MiniMaxForCausalLM",),
+        {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "max_position_embeddings": 131_072, "hidden_act": "silu",
+         "rope_theta": 1_000_000.0, "num_local_experts": 8, "num_experts_per_tok": 2,
+         **dict.fromkeys(("full_attn_alpha_factor", "full_attn_beta_factor", "linear_attn_alpha_factor",
+                          "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor"), 1.0)},
+        norms="residual", mixer=minimax_mixer, layer_fields=_minimax_layer_settings, left_out=_minimax_left_out,
+        layer_attention=lambda c, i: {"window": c.get("sliding_window") or None},
+        attention_fields=lambda c: {"output_scale": float(c["full_attn_beta_factor"])},
+        experts_fields=_minimax_state_experts, names=_MIXTRAL,
+    ),
     "lara_mini": Family(
         ("LaraMiniForCausalLM",),
         {"num_key_value_heads": 4, "head_dim": 128, "max_position_embeddings": 131_072, "sliding_window": 512,
@@ -1385,8 +1415,7 @@ FAMILIES: Mapping[str, Family] = {
          "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "hidden_act": "silu"},
         biases=_ATTENTION, qk_norm="head", has_window=lambda c, i: lara_kinds(c)[i] == "sliding_attention",
         has_rope=lambda c, i, window: window is not None, mixer=lara_mixer, experts_fields=_lara_experts,
-        names={**dict.fromkeys(("delta_q", "delta_k", "delta_v", "delta_z", "delta_b", "delta_a"), "linear_attn.in_proj"),
-               "delta_norm": "linear_attn.out_norm"},
+        names={**{f"delta_{part}": "linear_attn.in_proj" for part in "qkvzba"}, "delta_norm": "linear_attn.out_norm"},
     ),
     "kimi_linear": Family(
         ("KimiLinearForCausalLM",),
@@ -1442,7 +1471,7 @@ FAMILIES: Mapping[str, Family] = {
          **dict.fromkeys(("lm_head_multiplier", "embedding_multiplier", "key_multiplier", "attention_in_multiplier",
                           "attention_out_multiplier", "ssm_in_multiplier", "ssm_out_multiplier"), 1.0)},
         biases=_ALL, attention_fields=_falcon_h1_attention_settings, dense_fields=_falcon_h1_dense_settings,
-        layer_fields=lambda c: {"beside": falcon_h1_mixer(c)},
+        layer_fields=lambda c, i: {"beside": falcon_h1_mixer(c)},
         model_fields=lambda c: {"embedding_scale": float(c["embedding_multiplier"]),
                                 "logit_scale": float(c["lm_head_multiplier"])},
         left_out=_falcon_h1_left_out, names=_FED_BY_NAME,
@@ -1543,7 +1572,7 @@ FAMILIES: Mapping[str, Family] = {
         biases=_ATTENTION, qk_norm="head", layer_ropes=True, mixer=lfm3_mixer,
         has_window=lambda c, i: lfm3_kinds(c)[i] == "sliding_attention",
         attention_fields=lambda c: {"output_gate": c["use_attention_gate"], "gate_by_head": True},
-        layer_fields=lambda c: {"norms": "both" if c["use_sandwich_norm"] else "before"},
+        layer_fields=lambda c, i: {"norms": "both" if c["use_sandwich_norm"] else "before"},
         model_fields=lambda c: {"rms_eps": c["norm_eps"]},
         names={"input_norm": "operator_norm", "attention_out_norm": "post_operator_norm", "mlp_norm": "ffn_norm",
                "mlp_out_norm": "post_ffn_norm", "gate": "feed_forward.w1", "up": "feed_forward.w3",

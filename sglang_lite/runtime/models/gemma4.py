@@ -117,7 +117,7 @@ def gemma4_dense(config: Config, layer: int) -> dict[str, Any]:  # fields of any
     return {"size": 2 * config["intermediate_size"]} if wide else {}
 
 
-def gemma4_layer(config: Config) -> dict[str, Any]:  # fields of any type
+def gemma4_layer(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
     """Returns fields of LayerSpec."""
     return {"scaled": True, "input_size": config["hidden_size_per_layer_input"]}
 

@@ -48,6 +48,7 @@ from sglang_lite.runtime.models.spec import (
     FeedForwardSpec,
     LatentSpec,
     LayerSpec,
+    LightningSpec,
     Mamba2Spec,
     MixerSpec,
     ModelSpec,
@@ -247,6 +248,7 @@ class GpuDecoder(Decoder):
                     layer.input_norm, x, residual, scales, peers, eight=first
                 )
                 self.watch.record_layer(i - 1, residual)
+                _replace_residual(layer, residual, normed, 0)
                 product = self._multiply_qkv(layer, normed, plan)
                 seen = self._attend(i, layer, *product, plan, cache, attention)
                 if layer.spec.parallel:
@@ -274,6 +276,7 @@ class GpuDecoder(Decoder):
                     )
                     if not layer.spec.mixes:
                         self.watch.record_layer(i - 1, residual)
+                    _replace_residual(layer, residual, normed, 1)
                 if layer.spec.feeds_apart:
                     x = self._feed_beside_experts(layer, normed, residual, record)
                     x, scales = self._scale_output(layer, x), None
@@ -324,6 +327,8 @@ class GpuDecoder(Decoder):
         """Returns the 8-bit types that a layer's attention and feed-forward accept for this many
         rows, or None for 16 bits.
         """
+        if layer.spec.norms == "residual":  # which needs the rows in 16 bits
+            return None, None
         fed = layer.feed_forward if layer.shared is None else None  # ranks exchange rows of 16 bits
         first = (
             as_gpu_product(layer.qkv).eight_bit_input_type(rows)
@@ -687,6 +692,17 @@ class GpuDecoder(Decoder):
         return out.view(len(q), -1)
 
 
+def _replace_residual(
+    layer: Layer, residual: torch.Tensor, normed: torch.Tensor | EightBitRows, block: int
+) -> None:
+    """Overwrites the residual with a block's normalised input, if the layer normalises the
+    residual itself. `block` is 0 for attention, 1 for the feed-forward.
+    """
+    if layer.spec.norms == "residual":
+        assert isinstance(normed, torch.Tensor), "not in 8 bits"
+        torch.mul(normed, layer.spec.kept[block], out=residual)
+
+
 def _apply_scales(x: torch.Tensor, scales: Scales) -> torch.Tensor:
     return (x * scales.rows[: len(x)].unsqueeze(1) * scales.columns).to(x.dtype)
 
@@ -734,7 +750,8 @@ def _check_ranks(spec: ModelSpec, parallel: Parallel) -> None:
     problem = None
     count = parallel.ranks
     heads = [layer.attention for layer in spec.layers if isinstance(layer.attention, AttentionSpec)]
-    if parallel.tp > 1 and any(each.qk_norm == "whole" for each in heads):
+    lightning = any(isinstance(layer.attention, LightningSpec) for layer in spec.layers)
+    if parallel.tp > 1 and (lightning or any(each.qk_norm == "whole" for each in heads)):
         problem = "a norm over all heads"
     mambas = [x for layer in spec.layers for x in layer.mixers if isinstance(x, Mamba2Spec)]
     if any(each.norm and each.groups < parallel.tp for each in mambas):

@@ -13,6 +13,7 @@ from sglang_lite.runtime.models.config_fields import Config, Json
 from sglang_lite.runtime.models.spec import (
     ConvSpec,
     DeltaSpec,
+    LightningSpec,
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
@@ -119,6 +120,25 @@ def lfm3_kinds(config: Config) -> list[str]:
 
 def lfm3_mixer(config: Config, layer: int) -> ConvSpec | None:
     return lfm2_mixer({**config, "layer_types": _without_windows(lfm3_kinds(config))}, layer)
+
+
+def minimax_mixer(config: Config, layer: int) -> LightningSpec | None:
+    count = config["num_hidden_layers"]
+    usual = [_STATE if i % 2 else _ATTENTION for i in range(count)]
+    if _layer_types(config, config.get("layer_types") or usual)[layer] == _ATTENTION:
+        return None
+    if config["hidden_act"] not in ("silu", "swish"):
+        raise ValueError("hidden_act other than silu is not supported with linear attention")
+    heads = config["num_attention_heads"]
+    size = config.get("head_dim") or config["hidden_size"] // heads
+    factor = 1 - layer / (count - 1 + 1e-5) + 1e-5
+    return LightningSpec(
+        size,
+        tuple(factor * 2 ** (-8 * (head + 1) / heads) for head in range(heads)),
+        norm_size=heads * size,
+        norm_eps=1e-6,
+        output_scale=float(config["linear_attn_beta_factor"]),
+    )
 
 
 def bamba_mixer(config: Config, layer: int) -> Mamba2Spec | None:

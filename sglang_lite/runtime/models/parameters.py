@@ -17,6 +17,7 @@ from sglang_lite.runtime.models.spec import (
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
+    LightningSpec,
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
@@ -127,6 +128,10 @@ _NAMES: Mapping[str, str] = {
     "delta_dt": "linear_attn.dt_bias",
     "delta_norm": "linear_attn.norm",
     "delta_out": "linear_attn.out_proj",
+    **dict.fromkeys(("lightning_q", "lightning_k", "lightning_v"), "self_attn.qkv_proj"),
+    "lightning_z": "self_attn.output_gate",
+    "lightning_norm": "self_attn.norm",
+    "lightning_out": "self_attn.out_proj",
     **dict.fromkeys(
         ("mamba_z", "mamba_x", "mamba_b", "mamba_c", "mamba_dt"),
         "mamba.in_proj",
@@ -277,6 +282,8 @@ def _mixer_parameters(names: _Names, a: MixerSpec, hidden: int) -> Iterator[Para
         yield from _conv_parameters(names, a, hidden)
     elif isinstance(a, DeltaSpec):
         yield from _delta_parameters(names, a, hidden)
+    elif isinstance(a, LightningSpec):
+        yield from _lightning_parameters(names, a, hidden)
     elif isinstance(a, Mamba2Spec):
         yield from _mamba2_parameters(names, a, hidden)
     elif isinstance(a, Mamba1Spec):
@@ -360,6 +367,17 @@ def _delta_parameters(names: _Names, delta: DeltaSpec, hidden: int) -> Iterator[
     yield from names.matrices({"delta_out": hidden}, values, bias=False)
 
 
+def _lightning_parameters(
+    names: _Names, lightning: LightningSpec, hidden: int
+) -> Iterator[ParameterSpec]:
+    first = dict.fromkeys(input_projection_roles(lightning), lightning.inner_size)
+    gate = {"lightning_z": first.pop("lightning_z")}
+    yield from names.grouped_matrices(first, hidden, lightning.heads, bias=False)
+    yield from names.matrices(gate, hidden, bias=False)
+    yield names.vector("lightning_norm", lightning.inner_size)
+    yield from names.matrices({"lightning_out": hidden}, lightning.inner_size, bias=False)
+
+
 def _mamba2_parameters(names: _Names, mamba: Mamba2Spec, hidden: int) -> Iterator[ParameterSpec]:
     roles = input_projection_roles(mamba)
     yield from names.matrices(dict(zip(roles, mamba.projections)), hidden, bias=mamba.bias)
@@ -404,6 +422,8 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     if isinstance(spec, DeltaSpec):
         low = "_low" if spec.gate_rank else ""
         return "delta_q", "delta_k", "delta_v", f"delta_z{low}", "delta_b", f"delta_a{low}"
+    if isinstance(spec, LightningSpec):
+        return "lightning_q", "lightning_k", "lightning_v", "lightning_z"
     if isinstance(spec, Mamba2Spec):
         return "mamba_z", "mamba_x", "mamba_b", "mamba_c", "mamba_dt"
     if isinstance(spec, Mamba1Spec):
@@ -417,6 +437,8 @@ def output_projection_role(spec: MixerSpec) -> str:
     """Returns the role of the output projection of attention, or of the mixer in its place."""
     if isinstance(spec, DeltaSpec):
         return "delta_out"
+    if isinstance(spec, LightningSpec):
+        return "lightning_out"
     if isinstance(spec, Mamba2Spec | Mamba1Spec):
         return "mamba_out"
     return "conv_out" if isinstance(spec, ConvSpec) else "o"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import groupby, pairwise
 
 from sglang_lite.runtime.models.spec import (
@@ -14,6 +15,7 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    LightningSpec,
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
@@ -44,7 +46,7 @@ def pseudo_code(spec: ModelSpec) -> Iterator[str]:
             f"inputs = ({spec.norm}_norm(x @ Wi) + table[token]) / sqrt(2)",
             f"{spec.layers[0].input_size} for each layer, {spec.layer_input_tokens:,} tokens",
         )
-    for layer, numbers in _group_equal_layers(spec.layers):
+    for layer, numbers in _group_equal_layers(tuple(map(_without_slopes, spec.layers))):
         yield _format_line(0, f"for layer in {_ranges(numbers)}:")
         for text, comment in _layer_lines(spec, layer):
             yield _format_line(1, text, comment)
@@ -59,6 +61,14 @@ def pseudo_code(spec: ModelSpec) -> Iterator[str]:
 def _format_line(depth: int, text: str, comment: str = "") -> str:
     text = "    " * depth + text
     return f"{text:{_COMMENTS_AT}}# {comment}" if comment else text
+
+
+def _without_slopes(layer: LayerSpec) -> LayerSpec:
+    """Returns a layer without the slopes of lightning attention, which differ in each layer."""
+    mixer = layer.attention
+    if not isinstance(mixer, LightningSpec):
+        return layer
+    return replace(layer, attention=replace(mixer, slopes=(0.0,) * mixer.heads))
 
 
 def _group_equal_layers(layers: tuple[LayerSpec, ...]) -> list[tuple[LayerSpec, list[int]]]:
@@ -98,11 +108,14 @@ def _norm_notes(spec: ModelSpec) -> str:
 
 def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]:
     """Yields the lines of a layer, with their comments."""
-    before = layer.norms in ("before", "both")
+    before = layer.norms != "after"
     after = layer.norms in ("after", "both")
     norm = f"{spec.norm}_norm"
     scale = "" if layer.residual_scale == 1 else f" * {layer.residual_scale:.4g}"
     attended = f"{norm}(a)" if after else "a"
+    residual = ["x", "x"]
+    if layer.norms == "residual":
+        residual = ["h" if kept == 1 else f"{kept:.4g} * h" for kept in layer.kept]
     if layer.mixes:
         yield f"h = {norm}(x)" if before else "h = x", _norm_notes(spec) if before else ""
         yield from _mixer_lines(layer.attention, norm)
@@ -116,10 +129,10 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
         yield f"x = x + ({attended} + f){scale}", "attention and feed-forward beside each other"
         return
     if layer.mixes:
-        yield f"x = x + {attended}{scale}", ""
+        yield f"x = {residual[0]} + {attended}{scale}", ""
     if layer.feeds:
         yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x", norm)
-        yield f"x = x + {f'{norm}(f)' if after else 'f'}{scale}", ""
+        yield f"x = {residual[1]} + {f'{norm}(f)' if after else 'f'}{scale}", ""
     if layer.input_size:
         act = layer.feed_forward.activation
         yield f"x = x + {norm}(({act}(x @ Wg) * inputs[layer]) @ Wp)", f"through {layer.input_size}"
@@ -134,6 +147,8 @@ def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
         yield from _conv_lines(mixer)
     elif isinstance(mixer, DeltaSpec):
         yield from _delta_lines(mixer)
+    elif isinstance(mixer, LightningSpec):
+        yield from _lightning_lines(mixer)
     elif isinstance(mixer, Mamba1Spec):
         yield from _mamba1_lines(mixer)
     elif isinstance(mixer, Mamba2Spec):
@@ -260,6 +275,17 @@ def _delta_lines(delta: DeltaSpec) -> Iterator[tuple[str, str]]:
     yield f"S = S + k ({scale}sigmoid(b) (v - S^T k))^T", "the gated delta rule"
     gate = "sigmoid" if delta.gate_rank else "silu"
     yield f"a = (rms_norm(S^T q) * {gate}(z)) @ Wo", ""
+
+
+def _lightning_lines(lightning: LightningSpec) -> Iterator[tuple[str, str]]:
+    yield (
+        "q, k, v = silu(h @ Wq), silu(h @ Wk), silu(h @ Wv)",
+        f"{lightning.heads} heads of {lightning.size}",
+    )
+    yield "z = h @ Wz", ""
+    yield "S = exp(-slope) S + v k^T", "of each head, from the token before"
+    scale = "" if lightning.output_scale == 1 else f" * {lightning.output_scale:.4g}"
+    yield f"a = (rms_norm(S q) * sigmoid(z)){scale} @ Wo", "all heads are normalised together"
 
 
 def _mamba1_lines(mamba: Mamba1Spec) -> Iterator[tuple[str, str]]:

@@ -262,11 +262,16 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         attention: MixerSpec = latent or AttentionSpec(
             heads,
             rope=layer_rope,
-            window=window,
             chunked=family.chunked and window is not None,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
-            **{"kv_heads": kv_heads, "value_size": head_dim, **changes, **own},
+            **{
+                "kv_heads": kv_heads,
+                "value_size": head_dim,
+                "window": window,
+                **changes,
+                **own,
+            },
         )
         if layer_rope is NO_ROPE and latent is not None:
             attention = replace(latent, rope=replace(NO_ROPE, rotary_dim=latent.rope_size))
@@ -285,7 +290,7 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
         if not family.has_feed_forward(config, i):
             feed_forward = NO_FEED_FORWARD
         layers.append(
-            LayerSpec(attention, feed_forward, **{"norms": norms, **family.layer_fields(config)})
+            LayerSpec(attention, feed_forward, **{"norms": norms, **family.layer_fields(config, i)})
         )
     return tuple(layers)
 

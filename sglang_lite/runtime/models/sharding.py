@@ -23,6 +23,7 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    LightningSpec,
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
@@ -234,6 +235,8 @@ def _mixer_spec_of_rank(a: MixerSpec, parallel: Parallel) -> MixerSpec:
         return replace(a, size=len(heads))
     if isinstance(a, DeltaSpec):
         return replace(a, value_heads=len(heads), key_heads=len(kv_heads))
+    if isinstance(a, LightningSpec):
+        return replace(a, slopes=a.slopes[heads.start : heads.stop])
     if isinstance(a, Mamba2Spec):
         return _mamba2_spec_of_rank(a, parallel)
     if isinstance(a, LatentSpec):
@@ -375,6 +378,9 @@ def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> Rank
         return _scale_range("outputs", heads) if matrix.startswith("conv_") else None
     if isinstance(a, DeltaSpec):
         return _delta_part(a, matrix, heads, kv_heads)
+    if isinstance(a, LightningSpec):
+        own = matrix.startswith("lightning_")
+        return _scale_range("outputs", heads, a.size) if own else None
     if isinstance(a, Mamba2Spec):
         return _mamba2_part(a, matrix, heads, kv_heads)
     if isinstance(a, Mamba1Spec):

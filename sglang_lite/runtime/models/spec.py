@@ -397,6 +397,65 @@ class DeltaSpec(_WithoutKeys):
 
 
 @dataclass(frozen=True, slots=True)
+class LightningSpec(_WithoutKeys):
+    """Linear attention whose heads decay at constant rates, which some layers have in the place of
+    attention (Lightning Attention, arXiv:2401.04658).
+
+    Queries, keys and values are projections of a token's hidden state. Each head has a state, which
+    maps keys to values. A token changes it and reads it by
+
+        S <- exp(-slope) S + silu(v) silu(k)^T
+        out = rms_norm(S silu(q)) * sigmoid(z)
+
+    with a further projection z. Outputs of all heads are normalised together. A sequence has one
+    state, of a constant size, for all of its tokens.
+
+    Attributes:
+        size: elements of a head's query, key and value.
+        slopes: for each head, the negative logarithm of its decay.
+        norm_size: number of outputs that are normalised together, on all ranks.
+        norm_eps: epsilon of this norm.
+        output_scale: factor of the outputs, before the output projection.
+    """
+
+    size: int
+    slopes: tuple[float, ...]
+    norm_size: int
+    norm_eps: float
+    output_scale: float = 1.0
+
+    @property
+    def heads(self) -> int:
+        return len(self.slopes)
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    @property
+    def value_size(self) -> int:
+        return self.size
+
+    @property
+    def inner_size(self) -> int:
+        """Elements of the queries of all heads."""
+        return self.heads * self.size
+
+    @property
+    def state(self) -> StatePlanes:
+        return StatePlanes(0, self.inner_size, (self.heads, self.size, self.size))
+
+    @property
+    def activation_elements(self) -> int:
+        """Activation elements that the layer needs per token at its peak. Some are in float32."""
+        return 12 * self.inner_size
+
+    def weight_elements(self, hidden: int) -> int:
+        """Counts the elements of the weight matrices."""
+        return 5 * hidden * self.inner_size
+
+
+@dataclass(frozen=True, slots=True)
 class Mamba2Spec(_WithoutKeys):
     """Selective state space of Mamba 2, which some layers have in the place of attention, or beside
     it (arXiv:2405.21060).
@@ -559,7 +618,7 @@ class NoMixerSpec(_WithoutKeys):
         return 0
 
 
-StateSpec: TypeAlias = DeltaSpec | Mamba2Spec | Mamba1Spec
+StateSpec: TypeAlias = DeltaSpec | LightningSpec | Mamba2Spec | Mamba1Spec
 SharedMixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec | StateSpec  # over ranks
 MixerSpec: TypeAlias = SharedMixerSpec | NoMixerSpec
 
@@ -685,7 +744,10 @@ class LayerSpec:
     Attributes:
         attention: specification of the attention, or of the mixer in its place.
         feed_forward: specification of the feed-forward.
-        norms: "before" to normalise a block's input, "after" its output, or "both".
+        norms: "before" to normalise a block's input, "after" its output, or "both"; "residual" to
+            normalise the residual itself before each block.
+        kept: with norms of the residual, its factors when the outputs of attention and of the
+            feed-forward are added to it.
         residual_scale: factor of a block's output before it is added to the residual.
         parallel: "" if the feed-forward follows attention. Otherwise both read the same residual
             and are added to it together, with "one norm" for both or "two norms".
@@ -699,7 +761,8 @@ class LayerSpec:
 
     attention: MixerSpec
     feed_forward: FeedForwardSpec
-    norms: Literal["before", "after", "both"] = "before"
+    norms: Literal["before", "after", "both", "residual"] = "before"
+    kept: tuple[float, float] = (1.0, 1.0)
     residual_scale: float = 1.0
     parallel: Literal["", "one norm", "two norms"] = ""
     beside: Mamba2Spec | None = None
@@ -721,7 +784,7 @@ class LayerSpec:
         """Norms of hidden states in this layer, as roles of `parameters.py`."""
         before = ("input_norm",) if self.parallel == "one norm" else ("input_norm", "mlp_norm")
         after = ("attention_out_norm", "mlp_out_norm")
-        roles = {"before": before, "after": after, "both": before + after}[self.norms]
+        roles = {"after": after, "both": before + after}.get(self.norms, before)
         fed = [role for role in roles if role.startswith("mlp_")]
         mixed = [role for role in roles if role not in fed]
         if self.feeds_apart:

@@ -16,6 +16,7 @@ from sglang_lite.runtime.models.layers.delta import DeltaWeights
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
 from sglang_lite.runtime.models.layers.layer_inputs import LayerInputs
+from sglang_lite.runtime.models.layers.lightning import LightningWeights
 from sglang_lite.runtime.models.layers.linear import Linear, missing_linear, stack_weights
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.mamba import Mamba1Weights, Mamba2Weights
@@ -57,6 +58,7 @@ from sglang_lite.runtime.models.spec import (
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
+    LightningSpec,
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
@@ -95,7 +97,7 @@ class Layer:
             projection whose sigmoid multiplies the outputs. Latent attention: queries, or
             the low-rank vector that they are projected from, then the latent and the rotated part
             of the key. Of a convolution: the projections b, c and x. Of the delta rule: q, k, v, z,
-            b and a. Of Mamba 2: z, x, b, c and dt.
+            b and a. Of lightning attention: q, k, v and z. Of Mamba 2: z, x, b, c and dt.
         sinks: float32 [heads], scores of the attention sinks.
         latent: further matrices of latent attention.
         kernel: float32 [window + 1, channels], kernel of a convolution, and then its bias.
@@ -469,6 +471,12 @@ class WeightReader:
                 norm=self._read_numbers(table, "delta_norm").to(self.precision.compute),
                 gate=self._sensitive_linear(table, "delta_z_high") if spec.gate_rank else None,
                 decays=self._sensitive_linear(table, "delta_a_high") if spec.gate_rank else None,
+            )
+        if isinstance(spec, LightningSpec):
+            return LightningWeights(
+                rate=-torch.tensor(spec.slopes, device=self.device),
+                d=torch.zeros(spec.heads, device=self.device),
+                norm=self._read_numbers(table, "lightning_norm").to(self.precision.compute),
             )
         if isinstance(spec, Mamba1Spec):
             return self._build_mamba1_weights(table, spec)

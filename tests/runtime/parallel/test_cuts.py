@@ -27,12 +27,14 @@ UNLIKE_WINDOWS = {
     "cohere2-moe",
     "lfm3",
     "lfm3-plain",
+    "lara-mini",
+    "minimax-window",
 }  # in the layers of two stages
 LINKED = dict.fromkeys(("gemma4-e4b", "gemma4-inputs"), "layers read keys of other stages' layers")
 EXPERTS = [
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss", "glm4-moe", "deepseek-v2", "deepseek-v3",
     "glm4-moe-lite", "ernie4.5-moe", "afmoe", "phimoe", "lfm2-moe", "llama4",
-    "granite-hybrid", "nemotron-h-moe", "jamba", "kimi-linear", "gemma4-moe",
+    "granite-hybrid", "nemotron-h-moe", "jamba", "kimi-linear", "gemma4-moe", "minimax", "lara-mini",
 ]  # fmt: skip
 
 

@@ -10,6 +10,7 @@ import torch
 from sglang_lite.runtime.kernels.kv_cache import LayerStates
 from sglang_lite.runtime.kernels.state_rows import StateWave
 from sglang_lite.runtime.models.layers.delta import DeltaWeights, gated_delta
+from sglang_lite.runtime.models.layers.lightning import LightningWeights, lightning
 from sglang_lite.runtime.models.layers.mamba import (
     Mamba1Weights,
     Mamba2Weights,
@@ -17,10 +18,10 @@ from sglang_lite.runtime.models.layers.mamba import (
     mamba2,
 )
 from sglang_lite.runtime.models.layers.state_steps import StateSteps
-from sglang_lite.runtime.models.spec import DeltaSpec, Mamba1Spec, StateSpec
+from sglang_lite.runtime.models.spec import DeltaSpec, LightningSpec, Mamba1Spec, StateSpec
 from sglang_lite.runtime.parallel.collectives import Collectives
 
-StateWeights: TypeAlias = DeltaWeights | Mamba2Weights | Mamba1Weights
+StateWeights: TypeAlias = DeltaWeights | LightningWeights | Mamba2Weights | Mamba1Weights
 
 
 def mix_states(
@@ -50,6 +51,9 @@ def mix_states(
     if isinstance(spec, DeltaSpec):
         assert isinstance(weights, DeltaWeights)
         return gated_delta(spec, weights, product, waves, states, steps)
+    if isinstance(spec, LightningSpec):
+        assert isinstance(weights, LightningWeights)
+        return lightning(spec, weights, product, waves, states, ranks, steps)
     if isinstance(spec, Mamba1Spec):
         assert isinstance(weights, Mamba1Weights)
         return mamba1(spec, weights, product, waves, states, ranks, steps)

@@ -17,7 +17,7 @@ from sglang_lite.runtime.kernels.kv_layout import KVLayout
 logger = logging.getLogger("sglang_lite")
 
 # Suffixes of ignored tensors, which the model computes: frequencies, positions, masks, activation
-# scales.
+# scales, decays.
 _IGNORABLE = (
     "rotary_emb.inv_freq",
     "embeddings.position_ids",
@@ -25,6 +25,10 @@ _IGNORABLE = (
     ".attention.masked_bias",
     ".attn.bias",
     ".attn.masked_bias",
+    ".self_attn.slope_rate",
+    ".self_attn.query_decay",
+    ".self_attn.key_decay",
+    ".self_attn.diagonal_decay",
     ".input_scale",
     ".q_scale",
     ".prob_scale",
