@@ -147,7 +147,8 @@ CONFIG: Mapping[str, Field] = {
     **dict.fromkeys((
         "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon", "mixer_rms_eps",
     ), Field("number", 0.0, 1.0)),
-    **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim"), _integer_field(1, 64)),
+    **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim", "short_conv_kernel_size"), _integer_field(1, 64)),
+    "kda_lower_bound": Field("number", -1e30, 0.0),
     **dict.fromkeys(("mamba_d_conv", "conv_kernel"), _integer_field(1, 17)),
     **dict.fromkeys((
         "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_num_heads", "mamba_head_dim", "n_groups",
@@ -163,7 +164,7 @@ CONFIG: Mapping[str, Field] = {
     "hidden_size_per_layer_input": _integer_field(0, 1 << 16),
     "vocab_size_per_layer_input": _integer_field(0, MAX_TOKENS),
     "num_kv_shared_layers": _integer_field(0, 10_000),
-    "full_attention_interval": _integer_field(1, 10_000),
+    **dict.fromkeys(("full_attention_interval", "layer_group_size"), _integer_field(1, 10_000)),
     **dict.fromkeys((
         "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
         "linear_num_heads", "linear_head_dim",
@@ -207,7 +208,7 @@ CONFIG: Mapping[str, Field] = {
         "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias",
         "use_sandwich_norm", "use_attention_gate", "alibi", "attn_temperature_tuning",
         "mamba_conv_bias", "mamba_proj_bias", "use_conv_bias", "mamba_rms_norm", "mamba_norm_before_gate",
-        "projectors_bias",
+        "projectors_bias", "kda_safe_gate",
     ), _FLAG),
     "use_bidirectional_attention": Field("switch"),
     "no_rope_layers": Field("wholes", 0, 1),
@@ -225,7 +226,7 @@ CONFIG: Mapping[str, Field] = {
     "shared_expert_intermediate_size": _integer_field(0, 1 << 24),
     "mlp_only_layers": Field("wholes", 0, MAX_POSITIONS),
     **dict.fromkeys(("moe_layer_start_index", "moe_layer_end_index"), _integer_field(-1, MAX_POSITIONS)),
-    "num_nextn_predict_layers": _integer_field(0, 10_000),
+    **dict.fromkeys(("num_nextn_predict_layers", "num_mtp_layers"), _integer_field(0, 10_000)),
     **dict.fromkeys(("kv_lora_rank", "q_lora_rank", "dim_model_base"), _integer_field(1, 1 << 20)),
     "rotary_dim": _integer_field(0, 1 << 16),
     "qk_rope_head_dim": _integer_field(2, 1 << 16),

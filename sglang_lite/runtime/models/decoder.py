@@ -596,7 +596,11 @@ class Decoder:
         cos, sin, query_scale = rotation
         if isinstance(spec, LatentSpec):
             assert layer.latent is not None
-            out = latent_attention(spec, layer.latent, layer.qkv(x), cos, sin, plan, cache, index)
+            product = layer.qkv(x)
+            product, gate = product.tensor_split((product.shape[1] - spec.gate_size,), 1)
+            out = latent_attention(spec, layer.latent, product, cos, sin, plan, cache, index)
+            if spec.output_gate:
+                out = out * gate.sigmoid().unsqueeze(2)
             return layer.output(out.view(len(x), -1).to(x.dtype))
         assert isinstance(spec, AttentionSpec)
         if spec.keys_of is not None:

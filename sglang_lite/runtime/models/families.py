@@ -26,6 +26,7 @@ from sglang_lite.runtime.models.gemma4 import (
     gemma4_model,
 )
 from sglang_lite.runtime.models.mixers import (
+    bailing_mixer,
     bamba_mixer,
     falcon_h1_mixer,
     granite_mixer,
@@ -73,6 +74,7 @@ class Family:
         interleaved: whether the two elements of a rotary pair are adjacent: a constant, or the name
             of a config field.
         latent: whether attention is latent (MLA), configured by DeepSeek's field names.
+        latent_gate: whether latent attention has an output gate.
         gated: whether dense feed-forwards have a gate.
         dense_size: field with the size of dense feed-forwards, if the config has it; otherwise
             `intermediate_size` is their size.
@@ -117,6 +119,7 @@ class Family:
     has_rope: Callable[[Config, int, int | None], bool] = lambda config, layer, window: True
     interleaved: bool | str = False
     latent: bool = False
+    latent_gate: bool = False
     gated: bool = True
     dense_size: str = "intermediate_size"
     query_growth: bool = False
@@ -940,6 +943,40 @@ _GPT_FIELDS = {
     "intermediate_size": "n_inner",
     "hidden_act": "activation_function",
 }
+_KIMI_ALIASES = {
+    "max_position_embeddings": "model_max_length",
+    "norm_topk_prob": "moe_renormalize",
+    "n_group": "num_expert_group",
+    "num_experts_per_tok": "num_experts_per_token",
+    "n_shared_experts": "num_shared_experts",
+}
+_BAILING_NAMES = {
+    role: f"attention.{name}"
+    for role, name in {
+        "q": "q_proj",
+        "q_a": "q_a_proj",
+        "q_a_norm": "q_a_layernorm",
+        "q_b": "q_b_proj",
+        "kv_a": "kv_a_proj_with_mqa",
+        "kv_a_norm": "kv_a_layernorm",
+        "kv_b": "kv_b_proj",
+        "output_gating": "g_proj",
+        "o": "dense",
+        "delta_q": "q_proj",
+        "delta_k": "k_proj",
+        "delta_v": "v_proj",
+        "delta_z": "g_proj",
+        "delta_b": "b_proj",
+        "delta_a": "f_proj",
+        "delta_kernel_q": "q_conv1d",
+        "delta_kernel_k": "k_conv1d",
+        "delta_kernel_v": "v_conv1d",
+        "delta_a_log": "A_log",
+        "delta_dt": "dt_bias",
+        "delta_norm": "o_norm",
+        "delta_out": "dense",
+    }.items()
+} | {"embedding": "model.word_embeddings", "correction": "mlp.gate.expert_bias"}
 _HUNYUAN_NORMS = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.key_layernorm"}
 _BEFORE_FEED_FORWARD = {"mlp_norm": "pre_feedforward_layernorm"}
 _MERGED_MLP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
@@ -1424,11 +1461,9 @@ FAMILIES: Mapping[str, Family] = {
          "n_routed_experts": 256, "num_experts_per_tok": 8, "n_shared_experts": 1, "moe_intermediate_size": 1024,
          "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "norm_topk_prob": True,
          "routed_scaling_factor": 2.446},
-        aliases={"max_position_embeddings": "model_max_length", "norm_topk_prob": "moe_renormalize",
-                 "n_group": "num_expert_group", "num_experts_per_tok": "num_experts_per_token",
-                 "n_shared_experts": "num_shared_experts"},
-        computed=kimi_layer_types, biases=_ATTENTION, latent=True, has_rope=lambda c, i, window: False,
-        mixer=kimi_mixer, experts_fields=_glm4_lite_experts, left_out=_kimi_left_out,
+        aliases=_KIMI_ALIASES, computed=kimi_layer_types, biases=_ATTENTION, latent=True,
+        has_rope=lambda c, i, window: False, mixer=kimi_mixer, experts_fields=_glm4_lite_experts,
+        left_out=_kimi_left_out,
         # transformers saves a dense feed-forward under the name of experts
         names={**{role: f"{name}|block_sparse_moe.{name.removeprefix('mlp.')}" for role, name in (
                    ("gate", "mlp.gate_proj"), ("up", "mlp.up_proj"), ("down", "mlp.down_proj"))},
@@ -1445,6 +1480,19 @@ FAMILIES: Mapping[str, Family] = {
                "delta_kernel_k": "self_attn.k_conv1d", "delta_kernel_v": "self_attn.v_conv1d",
                "delta_a_log": "self_attn.A_log[0,0,:,0]", "delta_dt": "self_attn.dt_bias",
                "delta_norm": "self_attn.o_norm", "delta_out": "self_attn.o_proj"},
+    ),
+    "bailing_hybrid": Family(
+        ("BailingHybridForCausalLM",),
+        {**_LATENT, "q_lora_rank": None, "hidden_act": "silu", "max_position_embeddings": 262_144, "head_dim": 128,
+         "rope_theta": 6_000_000.0, "linear_conv_kernel_dim": 4, "full_attention_interval": 6, "kda_safe_gate": True,
+         "kda_lower_bound": -5.0, "n_routed_experts": 512, "num_experts_per_tok": 8, "n_shared_experts": 1,
+         "moe_intermediate_size": 768, "n_group": 8, "topk_group": 4, "first_k_dense_replace": 2,
+         "norm_topk_prob": True, "routed_scaling_factor": 2.5, "num_nextn_predict_layers": 1},
+        aliases={**_KIMI_ALIASES, "linear_conv_kernel_dim": "short_conv_kernel_size",
+                 "full_attention_interval": "layer_group_size", "num_nextn_predict_layers": "num_mtp_layers"},
+        biases=_ATTENTION, interleaved=True, latent=True, latent_gate=True, mixer=bailing_mixer,
+        experts_fields=_glm4_lite_experts, model_fields=_draft_layer_settings,
+        names={**_SHARED_EXPERTS, **_BAILING_NAMES},
     ),
     "olmo_hybrid": Family(
         ("OlmoHybridForCausalLM",),

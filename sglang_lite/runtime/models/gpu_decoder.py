@@ -669,6 +669,10 @@ class GpuDecoder(Decoder):
         weights = layer.latent
         rope = self.ropes[layer.rope].tables
         assert weights is not None
+        gate = None
+        if spec.output_gate:
+            gate = product[:, -spec.gate_size :].sigmoid()
+            product = product[:, : -spec.gate_size].contiguous()
         q = compute_queries(spec, weights, product[:, : -spec.key_size])
         nope, turned = q.split_with_sizes((spec.nope_size, spec.rope_size), 2)
         expanded = attention.expanded
@@ -689,6 +693,8 @@ class GpuDecoder(Decoder):
             expanded(
                 q, weights.keys.weight, weights.values.weight, cache, index, out, scale=spec.scale
             )
+        if gate is not None:
+            out.mul_(gate.unsqueeze(2))
         return out.view(len(q), -1)
 
 

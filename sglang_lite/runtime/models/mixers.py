@@ -242,7 +242,19 @@ def kimi_mixer(config: Config, layer: int) -> DeltaSpec | None:
     if "short_conv_kernel_size" in own:
         named["linear_conv_kernel_dim"] = own["short_conv_kernel_size"]
     delta = qwen_mixer({**config, **named}, layer)
-    return delta and replace(delta, gate_rank=size)
+    return delta and replace(delta, by_element=True, gate_rank=size)
+
+
+def bailing_mixer(config: Config, layer: int) -> DeltaSpec | None:
+    heads = config.get("linear_num_heads") or config["num_attention_heads"]
+    size = config.get("linear_head_dim") or config["head_dim"]
+    named = {
+        **dict.fromkeys(("linear_num_key_heads", "linear_num_value_heads"), heads),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), size),
+    }
+    delta = qwen_mixer({**config, **named}, layer)
+    bound = float(config["kda_lower_bound"]) if config["kda_safe_gate"] else None
+    return delta and replace(delta, by_element=True, decay_bound=bound)
 
 
 def kimi_layer_types(config: Config) -> dict[str, Json]:

@@ -331,6 +331,8 @@ def _latent_parameters(names: _Names, a: LatentSpec, hidden: int) -> Iterator[Pa
         yield names.vector("q_a_norm", a.query_rank)
         yield from names.matrices({"q_b": queries}, a.query_rank, bias=False)
     yield from names.matrices({"kv_a": a.key_size}, hidden, bias=a.bias)
+    if a.output_gate:
+        yield from names.matrices({"output_gating": a.gate_size}, hidden, bias=False)
     yield names.vector("kv_a_norm", a.rank)
     yield from names.matrices({"kv_b": a.heads * (a.nope_size + a.value_size)}, a.rank, bias=False)
 
@@ -430,7 +432,8 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
         return "mamba_x", "mamba_z"
     if isinstance(spec, NoMixerSpec):
         return ()
-    return "q" if spec.query_rank is None else "q_a", "kv_a"
+    gate = ("output_gating",) if spec.output_gate else ()
+    return "q" if spec.query_rank is None else "q_a", "kv_a", *gate
 
 
 def output_projection_role(spec: MixerSpec) -> str:

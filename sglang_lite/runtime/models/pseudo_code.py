@@ -256,6 +256,8 @@ def _latent_lines(attention: LatentSpec) -> Iterator[tuple[str, str]]:
     )
     yield "keys, values = latents @ Wk_up, latents @ Wv_up", f"values of {attention.value_size}"
     yield f"a = softmax((q[nope] @ keys.T + qr @ rotated.T) * {attention.scale:.4g}) @ values", ""
+    if attention.output_gate:
+        yield "a = a * sigmoid(h @ Wg)", "a number for each head"
     yield "a = a @ Wo", "with bias" if attention.output_bias else ""
 
 
@@ -269,11 +271,14 @@ def _delta_lines(delta: DeltaSpec) -> Iterator[tuple[str, str]]:
     )
     yield "q, k, v = silu(convolve(q)), …", f"over {delta.taps} tokens"
     yield "q, k = q / |q| / sqrt(size), k / |k|", ""
-    each = "element of a key" if delta.gate_rank else "value head"
-    yield "S = exp(-exp(a_log) softplus(a + dt)) S", f"of each {each}, from the token before"
+    each = "element of a key" if delta.by_element else "value head"
+    rate = "-exp(a_log) softplus(a + dt)"
+    if delta.decay_bound is not None:
+        rate = f"{delta.decay_bound:g} sigmoid(exp(a_log) (a + dt))"
+    yield f"S = exp({rate}) S", f"of each {each}, from the token before"
     scale = "" if delta.beta_scale == 1 else f"{delta.beta_scale:g} "
     yield f"S = S + k ({scale}sigmoid(b) (v - S^T k))^T", "the gated delta rule"
-    gate = "sigmoid" if delta.gate_rank else "silu"
+    gate = "sigmoid" if delta.by_element else "silu"
     yield f"a = (rms_norm(S^T q) * {gate}(z)) @ Wo", ""
 
 

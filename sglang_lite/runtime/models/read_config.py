@@ -247,6 +247,7 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
             _read_rope_specs(family, config, head_dim)[0],
             bias=qkv_bias,
             output_bias=output_bias,
+            output_gate=family.latent_gate,
         )
         if family.latent
         else None
@@ -319,7 +320,7 @@ def _is_causal(family: Family, config: Config) -> bool:
 
 
 def _read_latent_spec(
-    config: Config, rope: RopeSpec, *, bias: bool, output_bias: bool
+    config: Config, rope: RopeSpec, *, bias: bool, output_bias: bool, output_gate: bool
 ) -> LatentSpec:
     heads = config["num_attention_heads"]
     nope = config["qk_nope_head_dim"]
@@ -342,6 +343,7 @@ def _read_latent_spec(
         rope,
         bias=bias,
         output_bias=output_bias,
+        output_gate=output_gate,
     )
 
 

@@ -28,6 +28,7 @@ def deinterleave_order(spec: MixerSpec) -> torch.Tensor | None:
                 made,
                 torch.arange(spec.rank) + len(made),
                 _even_then_odd_order(spec.rope_size) + len(made) + spec.rank,
+                torch.arange(spec.gate_size) + len(made) + spec.key_size,
             )
         )
     head = head_deinterleave_order(spec)

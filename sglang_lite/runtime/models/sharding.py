@@ -386,9 +386,12 @@ def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> Rank
     if isinstance(a, Mamba1Spec):
         return _mamba1_part(matrix, heads)
     if isinstance(a, LatentSpec):
-        size = {"q": a.query_size, "q_b": a.query_size, "kv_b": a.nope_size + a.value_size}.get(
-            matrix
-        )
+        size = {
+            "q": a.query_size,
+            "q_b": a.query_size,
+            "kv_b": a.nope_size + a.value_size,
+            "output_gating": 1,
+        }.get(matrix)
         return None if size is None else _scale_range("outputs", heads, size)
     name, _, head = matrix.partition(".")
     of_rank = kv_heads if name in ("k", "v", "k_norm") else heads

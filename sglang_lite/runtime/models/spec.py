@@ -180,6 +180,8 @@ class LatentSpec:
         rope: rotary embedding of the rotated parts.
         bias: whether the projections to latents and low-rank queries have biases.
         output_bias: whether the output projection has a bias.
+        output_gate: whether the outputs of each head are multiplied by the sigmoid of a learnt
+            projection of the layer's input.
         norm_eps: epsilon of the norms of latents and low-rank queries.
     """
 
@@ -193,12 +195,12 @@ class LatentSpec:
     rope: RopeSpec
     bias: bool = False
     output_bias: bool = False
+    output_gate: bool = False
     norm_eps: float = 1e-6
     kv_heads: ClassVar[int] = 1  # as attention kernels see the cache
     window: ClassVar[None] = None
     chunked: ClassVar[bool] = False
     slopes: ClassVar[tuple[float, ...]] = ()
-    output_gate: ClassVar[bool] = False
     sinks: ClassVar[bool] = False
     causal: ClassVar[bool] = True
 
@@ -212,6 +214,11 @@ class LatentSpec:
     @property
     def query_size(self) -> int:
         return self.nope_size + self.rope_size
+
+    @property
+    def gate_size(self) -> int:
+        """Numbers of all heads' output gates."""
+        return self.output_gate * self.heads
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -241,7 +248,7 @@ class LatentSpec:
         made = hidden * queries if self.query_rank is None else self.query_rank * (hidden + queries)
         return (
             made
-            + hidden * self.key_size
+            + hidden * (self.key_size + self.gate_size)
             + self.heads
             * (self.rank * (self.nope_size + self.value_size) + self.value_size * hidden)
         )
@@ -326,9 +333,8 @@ class DeltaSpec(_WithoutKeys):
     with further projections a, b and z. A sequence has one state, of a constant size, for all of
     its tokens.
 
-    With `gate_rank`, it is Kimi Delta Attention (arXiv:2510.26692): a and z are projected from
-    low-rank vectors, a has a number for each element of a key, each of which decays by itself, and
-    sigmoid(z) is the gate.
+    With `by_element`, it is Kimi Delta Attention (arXiv:2510.26692): a has a number for each element
+    of a key, each of which decays by itself, and sigmoid(z) is the gate.
 
     Attributes:
         key_heads, value_heads: number of heads of queries and keys, and of values. Each key head
@@ -337,7 +343,10 @@ class DeltaSpec(_WithoutKeys):
         taps: number of tokens that the convolution covers, the current one included.
         norm_eps: epsilon of the norm of each value head's outputs.
         beta_scale: factor of beta. With 2, a token may also reverse the value that its key maps to.
-        gate_rank: elements of the low-rank vectors; 0 for none.
+        by_element: whether each element of a key decays by itself.
+        gate_rank: elements of the low-rank vectors that a and z are projected from; 0 for none.
+        decay_bound: number x, at most 0, with which exp(x * sigmoid(exp(a_log) * (a + dt))) is the
+            decay instead; None for none.
     """
 
     key_heads: int
@@ -347,7 +356,9 @@ class DeltaSpec(_WithoutKeys):
     taps: int
     norm_eps: float
     beta_scale: float = 1.0
+    by_element: bool = False
     gate_rank: int = 0
+    decay_bound: float | None = None
 
     @property
     def heads(self) -> int:
@@ -370,12 +381,13 @@ class DeltaSpec(_WithoutKeys):
         """
         if self.gate_rank:
             return self.gate_rank, self.value_heads, self.gate_rank
-        return self.value_heads * self.value_size, self.value_heads, self.value_heads
+        values = self.value_heads * self.value_size
+        return values, self.value_heads, self.value_heads * self.decays
 
     @property
     def decays(self) -> int:
         """Numbers of a head's decay."""
-        return self.key_size if self.gate_rank else 1
+        return self.key_size if self.by_element else 1
 
     @property
     def state(self) -> StatePlanes:

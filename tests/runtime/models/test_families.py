@@ -150,6 +150,9 @@ KIMI = dict(
     rms_norm_eps=0.03,
     layer_types=["linear_attention", "full_attention", "linear_attention"],
 )
+BAILING = {name: KIMI[name] for name in KIMI if not name.startswith("linear_")} | dict(
+    head_dim=12, n_shared_experts=1, first_k_dense_replace=1, num_mtp_layers=0
+)
 JAMBA = dict(
     rms_norm_eps=0.03, attn_layer_period=3, attn_layer_offset=1, mamba_d_state=12, mamba_dt_rank=8
 )
@@ -338,6 +341,9 @@ FAMILIES: dict[str, Any] = {
             "linear_attention", "sliding_attention", "full_attention", "linear_attention"],
         tie_word_embeddings=False)),
     "kimi-linear": ("KimiLinearForCausalLM", KIMI),
+    "bailing-hybrid": ("BailingHybridForCausalLM", BAILING),
+    "bailing-hybrid-low": ("BailingHybridForCausalLM", BAILING | dict(
+        q_lora_rank=20, kda_safe_gate=False, attention_bias=True, n_shared_experts=2, mlp_layer_types=["sparse"] * 3)),
     # queries, keys and values alike: transformers 5.23 saves kernels of others wrongly
     "olmo-hybrid": ("OlmoHybridForCausalLM", DELTA | dict(linear_num_key_heads=4, linear_key_head_dim=12)),
     "olmo-hybrid-rope": ("OlmoHybridForCausalLM", DELTA | dict(
@@ -398,7 +404,7 @@ OTHER_KERNELS = (
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
-    "falcon-h1", "falcon-h1-norms", "jamba", "minimax", "lara-mini", "kimi-linear", "mamba2", "falcon-mamba", "gemma4", "gemma4-values",
+    "falcon-h1", "falcon-h1-norms", "jamba", "minimax", "lara-mini", "kimi-linear", "bailing-hybrid", "mamba2", "falcon-mamba", "gemma4", "gemma4-values",
     "gemma4-moe", "gemma4-e4b", "gemma4-inputs",
 )  # fmt: skip
 
@@ -853,6 +859,7 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
             {"partial_rotary_factor": 0.5},
             "partial_rotary_factor is not supported by our",
         ),
+        ("bailing-hybrid", {"kda_lower_bound": 1.0}, "`kda_lower_bound`: 1.0 is not between"),
         ("kimi-linear", {"mla_use_nope": False}, "mla_use_nope false is not supported"),
         ("kimi-linear", {"layer_types": ["linear_attention"] * 3}, "no layer has full_attention"),
         (
@@ -896,12 +903,25 @@ KIMI_HUB = {
 }
 
 
+# sizes of linear attention only where those of attention are
+BAILING_HUB = {
+    "linear_head_dim": None,
+    "linear_num_heads": None,
+    "linear_conv_kernel_dim": None,
+    "head_dim": 12,
+    "mlp_layer_types": None,
+}
+
+
 def test_early_names_of_layers_in_configs():
-    """Letters of Nemotron-H, Granite's names, and Kimi Linear's layers counted from 1."""
+    """Letters of Nemotron-H, Granite's names, Kimi Linear's layers counted from 1, and Ling's
+    sizes.
+    """
     for name, changes in (
         ("nemotron-h", {"hybrid_override_pattern": "M-*-M", "layers_block_type": None}),
         ("granite-hybrid", {"layer_types": ["mamba", "attention", "mamba"]}),
         ("kimi-linear", KIMI_HUB),
+        ("bailing-hybrid", BAILING_HUB),
     ):
         model, settings = FAMILIES[name]
         config = getattr(transformers, model).config_class(**SHAPE | settings).to_dict()

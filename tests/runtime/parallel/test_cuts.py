@@ -35,6 +35,7 @@ EXPERTS = [
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss", "glm4-moe", "deepseek-v2", "deepseek-v3",
     "glm4-moe-lite", "ernie4.5-moe", "afmoe", "phimoe", "lfm2-moe", "llama4",
     "granite-hybrid", "nemotron-h-moe", "jamba", "kimi-linear", "gemma4-moe", "minimax", "lara-mini",
+    "bailing-hybrid",
 ]  # fmt: skip
 
 

@@ -66,12 +66,13 @@ def gated_delta(
     keys = spec.key_heads * spec.key_size
     values = spec.value_heads * spec.value_size
     mixed, z, b, a = product.split_with_sizes((spec.channels, *spec.gate_sizes), 1)
-    if weights.decays is None:
-        decay, beta = steps.delta_rates(b, a, weights.rate, weights.dt, spec.beta_scale)
-    else:
-        a = (weights.decays(a.contiguous()).float() + weights.dt).view(len(a), spec.value_heads, -1)
-        decay = weights.rate.unsqueeze(1) * F.softplus(a)
+    if weights.decays is not None:
+        a = weights.decays(a.contiguous())
+    if spec.by_element:
+        decay = _decays_by_element(spec, weights, a)
         beta = spec.beta_scale * b.float().sigmoid()
+    else:
+        decay, beta = steps.delta_rates(b, a, weights.rate, weights.dt, spec.beta_scale)
 
     def scan(rows: StateRows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         mixed, decay, beta = inputs
@@ -88,8 +89,21 @@ def gated_delta(
         )
 
     out = compute_waves(waves, scan, mixed, decay, beta)
-    if weights.gate is None:
+    if not spec.by_element:
         return steps.gate_heads(out, z, weights.norm, spec.norm_eps)
-    gate = weights.gate(z.contiguous()).float().sigmoid().view_as(out)
+    if weights.gate is not None:
+        z = weights.gate(z.contiguous())
+    gate = z.float().sigmoid().view_as(out)
     normed = F.rms_norm(out.float(), weights.norm.shape, weights.norm.float(), spec.norm_eps)
     return (normed * gate).to(out.dtype).flatten(1)
+
+
+def _decays_by_element(spec: DeltaSpec, weights: DeltaWeights, a: torch.Tensor) -> torch.Tensor:
+    """Returns the logarithms of the decays of each element of a key, float32 [T, value_heads,
+    key_size], given a [T, value_heads * key_size].
+    """
+    wide = (a.float() + weights.dt).view(len(a), spec.value_heads, -1)
+    rate = weights.rate.unsqueeze(1)
+    if spec.decay_bound is None:
+        return rate * F.softplus(wide)
+    return spec.decay_bound * torch.sigmoid(-rate * wide)
