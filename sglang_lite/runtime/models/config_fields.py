@@ -125,7 +125,9 @@ _OBJECT = Field("object")
 
 # Fields of config.json and of its text_config.
 CONFIG: Mapping[str, Field] = {
-    **dict.fromkeys(("architectures", "layer_types", "mlp_layer_types", "layers_block_type"), Field("texts")),
+    **dict.fromkeys((
+        "architectures", "layer_types", "mlp_layer_types", "layers_block_type", "block_types",
+    ), Field("texts")),
     **dict.fromkeys((
         "text_config", "quantization_config", "rope_parameters", "rope_scaling", "attn_config", "linear_attn_config",
         "per_layer_config",
@@ -149,7 +151,7 @@ CONFIG: Mapping[str, Field] = {
     ), Field("number", 0.0, 1.0)),
     **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim", "short_conv_kernel_size"), _integer_field(1, 64)),
     "kda_lower_bound": Field("number", -1e30, 0.0),
-    **dict.fromkeys(("mamba_d_conv", "conv_kernel"), _integer_field(1, 17)),
+    **dict.fromkeys(("mamba_d_conv", "conv_kernel", "conv1d_width"), _integer_field(1, 17)),
     **dict.fromkeys((
         "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_num_heads", "mamba_head_dim", "n_groups",
         "ssm_state_size", "mamba_expand", "state_size", "expand", "num_heads",
@@ -158,6 +160,7 @@ CONFIG: Mapping[str, Field] = {
     **dict.fromkeys(("attn_layer_period", "expert_layer_period"), _integer_field(1, 10_000)),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), _integer_field(0, 10_000)),
     **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), Field("numbers", _SMALL, 1e30)),
+    "lru_width": _integer_field(1, 1 << 20),
     "mamba_d_ssm": _integer_field(1, 1 << 24),
     "attn_layer_indices": Field("wholes", 0, 10_000),
     "moe_shared_expert_intermediate_size": _integer_field(0, 1 << 24),
@@ -184,6 +187,7 @@ CONFIG: Mapping[str, Field] = {
         "scale_depth", "swiglu_alpha", "swiglu_limit", "block_ffn_dim_multiplier", "attn_scale",
         "softmax_scale", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier", "attention_out_multiplier",
         "ssm_in_multiplier", "ssm_out_multiplier", "full_attn_alpha_factor", "full_attn_beta_factor",
+        "logits_soft_cap",
         "linear_attn_alpha_factor", "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor",
     ), _positive_number_field()),
     "router_jitter_noise": Field("number", 0.0, 1e30),
@@ -192,7 +196,9 @@ CONFIG: Mapping[str, Field] = {
     "num_ln_in_parallel_attn": _integer_field(1, 2),
     "num_dense_layers": _integer_field(0, MAX_POSITIONS),
     "prefix_dense_intermediate_size": _integer_field(1, 1 << 24),
-    **dict.fromkeys(("sliding_window", "max_window_layers", "first_k_dense_replace"), _integer_field(0, MAX_POSITIONS)),
+    **dict.fromkeys((
+        "sliding_window", "attention_window_size", "max_window_layers", "first_k_dense_replace",
+    ), _integer_field(0, MAX_POSITIONS)),
     "sliding_window_pattern": Field("pattern"),
     **dict.fromkeys((
         "hidden_act", "hidden_activation", "topk_method", "mamba_hidden_act", "mlp_hidden_act",

@@ -46,6 +46,7 @@ from sglang_lite.runtime.models.mixers import (
     nemotron_mixer,
     olmo_mixer,
     qwen_mixer,
+    recurrent_gemma_mixer,
 )
 from sglang_lite.runtime.models.spec import NO_ROPE, MixerSpec
 
@@ -167,6 +168,15 @@ def _query_scale(config: Config) -> dict[str, Any]:
 
 def _gemma_model_settings(config: Config) -> dict[str, Any]:
     return {"norm_offset": 1.0, "embedding_scale": math.sqrt(config["hidden_size"])}
+
+
+def _recurrent_gemma_model_settings(config: Config) -> dict[str, Any]:
+    scale = _round_to_bfloat16(math.sqrt(config["hidden_size"]))
+    return {
+        "norm_offset": 1.0,
+        "embedding_scale": scale,
+        "logit_softcap": config["logits_soft_cap"],
+    }
 
 
 def _granite_attention_settings(config: Config) -> dict[str, Any]:
@@ -1582,6 +1592,19 @@ FAMILIES: Mapping[str, Family] = {
         ("FalconMambaForCausalLM",), {**_MAMBA1, "mixer_rms_eps": 1e-6},
         aliases={"rms_norm_eps": "layer_norm_epsilon"}, computed=mamba1_size, mixer=mamba1_mixer,
         has_feed_forward=lambda c, i: False, names=_MAMBA1_NAMES,
+    ),
+    "recurrent_gemma": Family(
+        ("RecurrentGemmaForCausalLM",),
+        # its config has no limit of positions
+        {"max_position_embeddings": 131_072, "sliding_window": 2048, "partial_rotary_factor": 0.5, "conv1d_width": 4,
+         "hidden_activation": "gelu_pytorch_tanh", "logits_soft_cap": 30.0, "tie_word_embeddings": True,
+         "block_types": ["recurrent", "recurrent", "attention"]},
+        aliases={"sliding_window": "attention_window_size"}, biases=("attention_bias", True, True),
+        has_window=_every_layer, mixer=recurrent_gemma_mixer, dense_size="gated_size",
+        computed=lambda c: {"gated_size": c["intermediate_size"] // 2}, model_fields=_recurrent_gemma_model_settings,
+        names={**{role: f"temporal_block.{role}_proj" for role in "qkvo"}, "input_norm": "temporal_pre_norm",
+               **{role: f"mlp_block.{role}_proj" for role in ("gate", "up", "down")}, "mlp_norm": "channel_pre_norm",
+               "norm": "model.final_norm"},
     ),
     "llama4": Family(
         ("Llama4ForCausalLM",),

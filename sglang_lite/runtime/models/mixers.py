@@ -18,6 +18,7 @@ from sglang_lite.runtime.models.spec import (
     Mamba2Spec,
     MixerSpec,
     NoMixerSpec,
+    RgLruSpec,
 )
 
 _ATTENTION = "full_attention"
@@ -222,6 +223,21 @@ def mamba2_mixer(config: Config, layer: int) -> Mamba2Spec:
         "mamba_proj_bias": config["use_bias"],
     }
     return _mamba2({**config, **named})
+
+
+def recurrent_gemma_mixer(config: Config, layer: int) -> RgLruSpec | None:
+    kinds = config["block_types"]
+    if not kinds or set(kinds) - {"attention", "recurrent"}:
+        raise ValueError(f"block_types {kinds} are not of attention or recurrent")
+    if kinds[layer % len(kinds)] == "attention":
+        return None
+    if config["hidden_activation"] not in ("gelu_pytorch_tanh", "gelu_new"):
+        raise ValueError("hidden_activation other than gelu_pytorch_tanh is not supported")
+    width = config.get("lru_width") or config["hidden_size"]
+    blocks = config["num_attention_heads"]
+    if width % blocks:
+        raise ValueError(f"lru_width {width} can't be divided into {blocks} blocks")
+    return RgLruSpec(blocks, width // blocks, config["conv1d_width"])
 
 
 def _step_rank(config: Config, field: str) -> int:

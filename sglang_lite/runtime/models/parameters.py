@@ -23,6 +23,7 @@ from sglang_lite.runtime.models.spec import (
     MixerSpec,
     ModelSpec,
     NoMixerSpec,
+    RgLruSpec,
 )
 
 
@@ -147,6 +148,15 @@ _NAMES: Mapping[str, str] = {
     "mamba_b_norm": "mamba.b_layernorm",
     "mamba_c_norm": "mamba.c_layernorm",
     "mamba_out": "mamba.out_proj",
+    "lru_x": "temporal_block.linear_x",
+    "lru_y": "temporal_block.linear_y",
+    "lru_kernel": "temporal_block.conv_1d",
+    "lru_enter": "temporal_block.rg_lru.input_gate_weight",
+    "lru_enter_offset": "temporal_block.rg_lru.input_gate_bias",
+    "lru_forget": "temporal_block.rg_lru.recurrent_gate_weight",
+    "lru_forget_offset": "temporal_block.rg_lru.recurrent_gate_bias",
+    "lru_decay": "temporal_block.rg_lru.recurrent_param",
+    "lru_out": "temporal_block.linear_out",
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
@@ -288,6 +298,8 @@ def _mixer_parameters(names: _Names, a: MixerSpec, hidden: int) -> Iterator[Para
         yield from _mamba2_parameters(names, a, hidden)
     elif isinstance(a, Mamba1Spec):
         yield from _mamba1_parameters(names, a, hidden)
+    elif isinstance(a, RgLruSpec):
+        yield from _rg_lru_parameters(names, a, hidden)
     elif not isinstance(a, NoMixerSpec):
         yield from (
             _latent_parameters(names, a, hidden)
@@ -413,6 +425,18 @@ def mamba1_norms(mamba: Mamba1Spec) -> tuple[str, ...]:
     return MAMBA1_NORMS if mamba.norm_eps is not None and mamba.norm_weight else ()
 
 
+def _rg_lru_parameters(names: _Names, lru: RgLruSpec, hidden: int) -> Iterator[ParameterSpec]:
+    inputs = dict.fromkeys(input_projection_roles(lru), lru.size)
+    yield from names.matrices(inputs, hidden, bias=True)
+    yield from names.channel_kernels({"lru_kernel": lru.size}, lru.taps, bias=True)
+    block = (lru.heads, lru.value_size)
+    for role in ("lru_enter", "lru_forget"):
+        yield names.array(role, (*block, lru.value_size))
+        yield names.array(f"{role}_offset", block)
+    yield names.vector("lru_decay", lru.size, suffix="")
+    yield from names.matrices({"lru_out": hidden}, lru.size, bias=True)
+
+
 def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
@@ -430,6 +454,8 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
         return "mamba_z", "mamba_x", "mamba_b", "mamba_c", "mamba_dt"
     if isinstance(spec, Mamba1Spec):
         return "mamba_x", "mamba_z"
+    if isinstance(spec, RgLruSpec):
+        return "lru_x", "lru_y"
     if isinstance(spec, NoMixerSpec):
         return ()
     gate = ("output_gating",) if spec.output_gate else ()
@@ -444,6 +470,8 @@ def output_projection_role(spec: MixerSpec) -> str:
         return "lightning_out"
     if isinstance(spec, Mamba2Spec | Mamba1Spec):
         return "mamba_out"
+    if isinstance(spec, RgLruSpec):
+        return "lru_out"
     return "conv_out" if isinstance(spec, ConvSpec) else "o"
 
 

@@ -20,6 +20,7 @@ from sglang_lite.runtime.models.spec import (
     Mamba2Spec,
     MixerSpec,
     ModelSpec,
+    RgLruSpec,
     RopeSpec,
 )
 
@@ -153,6 +154,8 @@ def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
         yield from _mamba1_lines(mixer)
     elif isinstance(mixer, Mamba2Spec):
         yield from _mamba2_lines(mixer, "a")
+    elif isinstance(mixer, RgLruSpec):
+        yield from _rg_lru_lines(mixer)
     elif isinstance(mixer, AttentionSpec):
         yield from _attention_lines(mixer, norm)
 
@@ -331,6 +334,18 @@ def _mamba2_lines(mamba: Mamba2Spec, result: str) -> Iterator[tuple[str, str]]:
     notes = ["each group's outputs are normalised"] if mamba.norm else []
     notes += ["with bias"] if mamba.output_bias else []
     yield f"{result} = {out}{scale} @ Wout", ", ".join(notes)
+
+
+def _rg_lru_lines(lru: RgLruSpec) -> Iterator[tuple[str, str]]:
+    yield "x, y = h @ Wx, h @ Wy", f"{lru.size:,} channels, with biases"
+    yield "x = convolve(x)", f"over {lru.taps} tokens"
+    yield (
+        "enter, forget = sigmoid(x @ We), sigmoid(x @ Wf)",
+        f"{lru.heads} blocks of {lru.value_size}, with biases",
+    )
+    yield "a = exp(-8 softplus(decay) forget)", ""
+    yield "S = a S + sqrt(1 - a^2) enter x", "of each channel; the first token's root is 1"
+    yield "a = (S * gelu(y)) @ Wout", "with bias"
 
 
 def _conv_lines(conv: ConvSpec) -> Iterator[tuple[str, str]]:

@@ -29,6 +29,7 @@ from sglang_lite.runtime.models.spec import (
     MixerSpec,
     ModelSpec,
     NoMixerSpec,
+    RgLruSpec,
     SharedMixerSpec,
 )
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -239,7 +240,7 @@ def _mixer_spec_of_rank(a: MixerSpec, parallel: Parallel) -> MixerSpec:
         return replace(a, slopes=a.slopes[heads.start : heads.stop])
     if isinstance(a, Mamba2Spec):
         return _mamba2_spec_of_rank(a, parallel)
-    if isinstance(a, LatentSpec):
+    if isinstance(a, LatentSpec | RgLruSpec):
         return replace(a, heads=len(heads))
     slopes = a.slopes[heads.start : heads.stop]
     return replace(a, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes)
@@ -385,6 +386,8 @@ def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> Rank
         return _mamba2_part(a, matrix, heads, kv_heads)
     if isinstance(a, Mamba1Spec):
         return _mamba1_part(matrix, heads)
+    if isinstance(a, RgLruSpec):
+        return _rg_lru_part(a, matrix, heads)
     if isinstance(a, LatentSpec):
         size = {
             "q": a.query_size,
@@ -438,6 +441,15 @@ def _mamba1_part(matrix: str, channels: range) -> RankPart | None:
     if matrix.endswith("_norm") or not matrix.startswith("mamba_"):
         return None
     return _scale_range("inputs" if matrix == "mamba_low" else "outputs", channels)
+
+
+def _rg_lru_part(a: RgLruSpec, matrix: str, blocks: range) -> RankPart | None:
+    """Returns the part of a parameter for a rank's blocks."""
+    name = matrix.removeprefix("lru_")
+    gates = dict.fromkeys(("enter", "enter_offset", "forget", "forget_offset"), 1)
+    channels = dict.fromkeys(("x", "y", "kernel", "decay"), a.value_size)
+    size = {**gates, **channels}.get(name)
+    return None if size is None else _scale_range("outputs", blocks, size)
 
 
 def _scale_range(axis: Literal["outputs", "inputs"], units: range, size: int = 1) -> RankPart:

@@ -621,6 +621,57 @@ class Mamba1Spec(_WithoutKeys):
 
 
 @dataclass(frozen=True, slots=True)
+class RgLruSpec(_WithoutKeys):
+    """Real-gated linear recurrent unit (RG-LRU), which some layers have in the place of attention
+    (Griffin, arXiv:2402.19427).
+
+    A projection x of a token's hidden state is convolved over the last `taps` tokens of each
+    channel. Consecutive channels form blocks, whose gates are projections of the block. Each channel
+    has a number as its state, which a token changes and reads by
+
+        enter, forget = sigmoid(x We + be), sigmoid(x Wf + bf)
+        a = exp(-8 softplus(decay) forget)
+        S <- a S + sqrt(1 - a^2) enter x;  S <- enter x for a sequence's first token
+        out = S * gelu(y)
+
+    with a further projection y of the hidden state. A sequence has one state, of a constant size,
+    for all of its tokens. All projections have biases.
+
+    Attributes:
+        heads: number of blocks.
+        value_size: channels of a block.
+        taps: number of tokens that the convolution covers, the current one included.
+    """
+
+    heads: int
+    value_size: int
+    taps: int
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of parts that ranks can share: the blocks."""
+        return self.heads
+
+    @property
+    def size(self) -> int:
+        """Number of channels."""
+        return self.heads * self.value_size
+
+    @property
+    def state(self) -> StatePlanes:
+        return StatePlanes(self.taps - 1, self.size, (self.size, 1))
+
+    @property
+    def activation_elements(self) -> int:
+        """Activation elements that the layer needs per token at its peak. Some are in float32."""
+        return 16 * self.size
+
+    def weight_elements(self, hidden: int) -> int:
+        """Counts the elements of the weight matrices."""
+        return self.size * (3 * hidden + 2 * self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
 class NoMixerSpec(_WithoutKeys):
     """Stands in for attention in a layer that is only a feed-forward (Nemotron-H)."""
 
@@ -630,7 +681,7 @@ class NoMixerSpec(_WithoutKeys):
         return 0
 
 
-StateSpec: TypeAlias = DeltaSpec | LightningSpec | Mamba2Spec | Mamba1Spec
+StateSpec: TypeAlias = DeltaSpec | LightningSpec | Mamba2Spec | Mamba1Spec | RgLruSpec
 SharedMixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec | StateSpec  # over ranks
 MixerSpec: TypeAlias = SharedMixerSpec | NoMixerSpec
 

@@ -69,6 +69,12 @@ _STATE = {
     "mamba_d": "d",
     "mamba_norm": "norm",
     **dict.fromkeys(MAMBA1_NORMS, "norms"),
+    "lru_kernel": "kernel",
+    "lru_enter": "enter",
+    "lru_enter_offset": "enter_offset",
+    "lru_forget": "forget",
+    "lru_forget_offset": "forget_offset",
+    "lru_decay": "decay",
 }
 # roles of linear layers among a state's weights -> attribute
 _STATE_PRODUCTS = {
@@ -84,6 +90,7 @@ _OTHERS = {
     "delta_out": "output",
     "lightning_out": "output",
     "mamba_out": "output",
+    "lru_out": "output",
     "conv_kernel": "kernel",
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",

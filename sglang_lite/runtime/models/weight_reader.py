@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch.nn import functional
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
@@ -20,6 +21,7 @@ from sglang_lite.runtime.models.layers.lightning import LightningWeights
 from sglang_lite.runtime.models.layers.linear import Linear, missing_linear, stack_weights
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.mamba import Mamba1Weights, Mamba2Weights
+from sglang_lite.runtime.models.layers.rg_lru import RgLruWeights
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
@@ -63,6 +65,7 @@ from sglang_lite.runtime.models.spec import (
     Mamba2Spec,
     MixerSpec,
     ModelSpec,
+    RgLruSpec,
     StateSpec,
 )
 from sglang_lite.runtime.models.weights.blocks import Blocks
@@ -97,7 +100,8 @@ class Layer:
             projection whose sigmoid multiplies the outputs. Latent attention: queries, or
             the low-rank vector that they are projected from, then the latent and the rotated part
             of the key. Of a convolution: the projections b, c and x. Of the delta rule: q, k, v, z,
-            b and a. Of lightning attention: q, k, v and z. Of Mamba 2: z, x, b, c and dt.
+            b and a. Of lightning attention: q, k, v and z. Of Mamba 2: z, x, b, c and dt. Of
+            RG-LRU: x and y.
         sinks: float32 [heads], scores of the attention sinks.
         latent: further matrices of latent attention.
         kernel: float32 [window + 1, channels], kernel of a convolution, and then its bias.
@@ -480,6 +484,8 @@ class WeightReader:
             )
         if isinstance(spec, Mamba1Spec):
             return self._build_mamba1_weights(table, spec)
+        if isinstance(spec, RgLruSpec):
+            return self._build_rg_lru_weights(table)
         return None if spec is None else self._build_mamba2_weights(table, spec)
 
     def _build_mamba1_weights(self, table: Table, spec: Mamba1Spec) -> Mamba1Weights:
@@ -507,6 +513,19 @@ class WeightReader:
             d=self._read_numbers(table, "mamba_d"),
             norm=self._read_numbers(table, "mamba_norm").to(compute) if spec.norm else None,
             scales=torch.cat(scales).to(self.device, compute) if scales else None,
+        )
+
+    def _build_rg_lru_weights(self, table: Table) -> RgLruWeights:
+        decay = self._read_numbers(table, "lru_decay")
+        return RgLruWeights(
+            kernel=self._read_state_kernel(table, ("lru_kernel",)),
+            enter=self._read_numbers(table, "lru_enter").to(self.precision.compute),
+            enter_offset=self._read_numbers(table, "lru_enter_offset"),
+            forget=self._read_numbers(table, "lru_forget").to(self.precision.compute),
+            forget_offset=self._read_numbers(table, "lru_forget_offset"),
+            decay=decay,
+            rate=-8 * functional.softplus(decay).unsqueeze(1),
+            d=torch.zeros_like(decay),
         )
 
     def _sensitive_linear(self, table: Table, role: str) -> Linear:

@@ -376,6 +376,11 @@ FAMILIES: dict[str, Any] = {
         num_heads=4, head_dim=16, n_groups=1, use_bias=True, use_conv_bias=False, tie_word_embeddings=True)),
     "mamba": ("MambaForCausalLM", ALONE),
     "falcon-mamba": ("FalconMambaForCausalLM", ALONE | dict(time_step_rank=5, use_bias=True, mixer_rms_eps=1e-3)),
+    "recurrent-gemma": ("RecurrentGemmaForCausalLM", dict(
+        block_types=["recurrent", "attention"], attention_window_size=9, attention_bias=True, intermediate_size=96,
+        logits_soft_cap=3.0, tie_word_embeddings=False)),
+    "recurrent-gemma-wide": ("RecurrentGemmaForCausalLM", dict(
+        block_types=["attention", "recurrent", "recurrent"], attention_window_size=40, lru_width=48, conv1d_width=2)),
     "lfm3": ("Lfm3ForCausalLM", dict(
         head_dim=12, sliding_window=9, layer_types=["sliding_attention", "full_attention", "conv"],
         attention_bias=True)),
@@ -404,7 +409,7 @@ OTHER_KERNELS = (
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
-    "falcon-h1", "falcon-h1-norms", "jamba", "minimax", "lara-mini", "kimi-linear", "bailing-hybrid", "mamba2", "falcon-mamba", "gemma4", "gemma4-values",
+    "falcon-h1", "falcon-h1-norms", "jamba", "minimax", "lara-mini", "kimi-linear", "bailing-hybrid", "mamba2", "falcon-mamba", "recurrent-gemma", "gemma4", "gemma4-values",
     "gemma4-moe", "gemma4-e4b", "gemma4-inputs",
 )  # fmt: skip
 
@@ -860,6 +865,13 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
             "partial_rotary_factor is not supported by our",
         ),
         ("bailing-hybrid", {"kda_lower_bound": 1.0}, "`kda_lower_bound`: 1.0 is not between"),
+        (
+            "recurrent-gemma",
+            {"block_types": ["conv"]},
+            r"block_types \['conv'\] are not of attention",
+        ),
+        ("recurrent-gemma", {"lru_width": 30}, "lru_width 30 can't be divided into 4 blocks"),
+        ("recurrent-gemma", {"hidden_activation": "silu"}, "other than gelu_pytorch_tanh is not"),
         ("kimi-linear", {"mla_use_nope": False}, "mla_use_nope false is not supported"),
         ("kimi-linear", {"layer_types": ["linear_attention"] * 3}, "no layer has full_attention"),
         (

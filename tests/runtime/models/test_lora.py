@@ -89,6 +89,7 @@ def test_logits_equal_those_of_peft(family, tmp_path):
         ("bamba", ["in_proj", "q_proj", "v_proj", "down_proj"]),
         ("nemotron-h", ["in_proj", "q_proj", "v_proj", "o_proj"]),  # also called backbone
         ("jamba", ["in_proj", "out_proj", "q_proj"]),
+        ("recurrent-gemma", ["linear_x", "linear_y", "linear_out", "q_proj"]),
         ("minimax", ["qkv_proj", "output_gate", "out_proj", "q_proj"]),
         # in layers that read other layers' keys, only the others
         ("gemma4-e4b", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]),

@@ -21,7 +21,7 @@ from tests.runtime.models.test_families import (
 from tests.runtime.models.tiny import randomise, save
 
 # The last one has no attention, the one before windows, and the one before that no convolution.
-KINDS = ("qwen3.5", "bamba", "jamba", "minimax", "lara-mini", "mamba2")
+KINDS = ("qwen3.5", "bamba", "jamba", "minimax", "recurrent-gemma", "lara-mini", "mamba2")
 
 
 def made(name, folder):

@@ -27,6 +27,8 @@ UNLIKE_WINDOWS = {
     "cohere2-moe",
     "lfm3",
     "lfm3-plain",
+    "recurrent-gemma",
+    "recurrent-gemma-wide",
     "lara-mini",
     "minimax-window",
 }  # in the layers of two stages

@@ -17,11 +17,20 @@ from sglang_lite.runtime.models.layers.mamba import (
     mamba1,
     mamba2,
 )
+from sglang_lite.runtime.models.layers.rg_lru import RgLruWeights, rg_lru
 from sglang_lite.runtime.models.layers.state_steps import StateSteps
-from sglang_lite.runtime.models.spec import DeltaSpec, LightningSpec, Mamba1Spec, StateSpec
+from sglang_lite.runtime.models.spec import (
+    DeltaSpec,
+    LightningSpec,
+    Mamba1Spec,
+    RgLruSpec,
+    StateSpec,
+)
 from sglang_lite.runtime.parallel.collectives import Collectives
 
-StateWeights: TypeAlias = DeltaWeights | LightningWeights | Mamba2Weights | Mamba1Weights
+StateWeights: TypeAlias = (
+    DeltaWeights | LightningWeights | Mamba2Weights | Mamba1Weights | RgLruWeights
+)
 
 
 def mix_states(
@@ -57,5 +66,8 @@ def mix_states(
     if isinstance(spec, Mamba1Spec):
         assert isinstance(weights, Mamba1Weights)
         return mamba1(spec, weights, product, waves, states, ranks, steps)
+    if isinstance(spec, RgLruSpec):
+        assert isinstance(weights, RgLruWeights)
+        return rg_lru(spec, weights, product, waves, states, steps)
     assert isinstance(weights, Mamba2Weights)
     return mamba2(spec, weights, product, waves, states, ranks, steps)
