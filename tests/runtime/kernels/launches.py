@@ -605,15 +605,19 @@ def delta_rules(dtype: torch.dtype) -> None:
 
 
 def state_spaces(dtype: torch.dtype) -> None:
-    """Of the sizes of Nemotron-H-8B and Falcon-H1-7B (Mamba 2), and of Jamba (Mamba)."""
+    """Of the sizes of Nemotron-H-8B, Falcon-H1-7B (Mamba 2) and MiniMax-Text-01 (lightning
+    attention), and of Jamba (Mamba) and RecurrentGemma-2B, whose inputs are in float32.
+    """
     for rows in STATE_ROWS:
-        for heads, p, groups, n in ((128, 64, 8, 128), (24, 128, 1, 256)):
+        for heads, p, groups, n in ((128, 64, 8, 128), (24, 128, 1, 256), (64, 128, 64, 128)):
             x, b = empty(64, heads, p, dtype=dtype), empty(64, groups, n, dtype=dtype)
             of_heads = empty(heads), empty(heads)
             mamba2_scan(x, b, b, empty(64, heads), *of_heads, empty(8, heads, p, n), rows)
         x, b = empty(64, 8192, dtype=dtype), empty(64, 16, dtype=dtype)
         a, d = empty(8192, 16), empty(8192)
         mamba1_scan(x, b, b, empty(64, 8192), a, d, empty(8, 8192, 16), rows)
+        x, b, d = empty(64, 2560), empty(64, 1), empty(2560)
+        mamba1_scan(x, b, b, x, empty(2560, 1), d, empty(8, 2560, 1), rows)
 
 
 def adapters(dtype: torch.dtype) -> None:

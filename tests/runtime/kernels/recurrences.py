@@ -145,6 +145,10 @@ def mamba1(tokens, dtype=torch.float32, decay="", channels=40, n=8):
     return of_tokens, (a, torch.randn(channels)), torch.randn(PLACES, channels, n)
 
 
+def rg_lru(tokens, dtype=torch.float32, decay="", channels=40):
+    return mamba1(tokens, dtype, decay, channels, n=1)
+
+
 def conv(tokens, dtype=torch.float32, decay="", channels=40, window=4):
     kernel = torch.randn(window + 1, channels)
     return (
@@ -159,6 +163,7 @@ KINDS = {
     "kimi": ("delta_scan", kimi, delta_loop),
     "mamba2": ("mamba2_scan", mamba2, mamba2_loop),
     "mamba1": ("mamba1_scan", mamba1, mamba1_loop),
+    "rg-lru": ("mamba1_scan", rg_lru, mamba1_loop),
     "conv": ("state_conv", conv, conv_loop),
 }
 
