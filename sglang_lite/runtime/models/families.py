@@ -380,9 +380,10 @@ def _minimax_layer_settings(config: Config, layer: int) -> dict[str, Any]:
 def _minimax_left_out(config: Config) -> str:
     """Names a rotation of parts of heads, which transformers ignores. Returns "" if there is none."""
     rope = config.get("rope_parameters")
-    own = rope.get("partial_rotary_factor") if isinstance(rope, Mapping) else None
-    factors = (own, config.get("partial_rotary_factor"))
-    return "partial_rotary_factor" if any(each not in (None, 1) for each in factors) else ""
+    whole = {**(rope if isinstance(rope, Mapping) else {}), **config}
+    if whole.get("partial_rotary_factor") not in (None, 1):
+        return "partial_rotary_factor"
+    return "" if whole.get("rotary_dim") in (None, whole.get("head_dim")) else "rotary_dim"
 
 
 def _ernie_experts(config: Config, layer: int) -> dict[str, Any] | None:

@@ -864,6 +864,7 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
             {"partial_rotary_factor": 0.5},
             "partial_rotary_factor is not supported by our",
         ),
+        ("minimax", {"rotary_dim": 6}, "rotary_dim is not supported by our"),
         ("bailing-hybrid", {"kda_lower_bound": 1.0}, "`kda_lower_bound`: 1.0 is not between"),
         (
             "recurrent-gemma",
