@@ -21,7 +21,7 @@ from functools import partial
 from itertools import count
 
 from sglang_lite.process.service_threads import this_thread
-from sglang_lite.protocol import EngineClosedError, RequestAbortedError, SglError
+from sglang_lite.protocol import EngineClosedError, ModelError, RequestAbortedError, SglError
 from sglang_lite.runtime.core.flushes import Flushes
 from sglang_lite.runtime.core.inbox import Inbox
 from sglang_lite.runtime.core.preparation import Preparation
@@ -491,6 +491,9 @@ class StepLoop:
         if request.ended:
             return
         self.scheduler.retire_request(request, State.FAILED)
+        if isinstance(error, ModelError):
+            # A NaN spreads to earlier tokens of its step, whose pages others may share.
+            self.scheduler.store.flush_prefixes()
         request.output.send(error)
 
 
