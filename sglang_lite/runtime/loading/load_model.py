@@ -392,6 +392,9 @@ def _offload(
     """
     if not config.cpu_offload_gb:
         return None
+    if spec.borrowed_blocks:
+        why = "the model has layers that share weights, which are not copied layer by layer."
+        raise ParameterError("cpu_offload_gb", why, hint="Leave it out.")
     if device.type == "cpu":
         why = "the weights of an engine on a CPU are in the host's memory."
         raise ParameterError("cpu_offload_gb", why, hint="Leave it out.")
@@ -786,7 +789,10 @@ def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
             hint="Leave it out.",
         )
     if config.kv_dtype == "fp8" and spec.has_linked_layers:
-        why = "the model has layers that read other layers' keys, with which 8-bit keys were not tried."
+        why = (
+            "the model has layers that read other layers' keys or inputs of their own, with which 8-bit keys were "
+            "not tried."
+        )
         raise ParameterError("kv_dtype", why, hint="Leave it out.")
 
 

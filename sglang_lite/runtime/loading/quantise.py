@@ -20,7 +20,7 @@ from sglang_lite.runtime.loading.rounding import (
     round_with_feedback,
 )
 from sglang_lite.runtime.models.config_fields import read_json
-from sglang_lite.runtime.models.parameters import parameters
+from sglang_lite.runtime.models.parameters import ROUTER_MATRICES, parameters
 from sglang_lite.runtime.models.resolve import resolve
 from sglang_lite.runtime.models.spec import ModelSpec
 from sglang_lite.runtime.models.weights.folder import weight_files
@@ -28,7 +28,8 @@ from sglang_lite.runtime.models.weights.quantised_formats import read_quantisati
 from sglang_lite.runtime.models.weights.source import canonical_name
 
 _Packed: TypeAlias = dict[str, torch.Tensor]  # tensors of a matrix, by the suffixes of their names
-_PLAIN = ("router", "shared_expert_gate")  # roles of small but sensitive matrices
+# roles of small but sensitive matrices
+_PLAIN = ("router", "shared_expert_gate", *ROUTER_MATRICES)
 
 
 def quantise(

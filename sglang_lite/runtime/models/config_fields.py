@@ -139,7 +139,7 @@ CONFIG: Mapping[str, Field] = {
     "num_attention_heads": _integer_field(1, 1 << 16, required=True),
     **dict.fromkeys((
         "num_key_value_heads", "num_kv_heads", "head_dim", "qk_nope_head_dim", "v_head_dim", "global_head_dim",
-        "num_global_key_value_heads",
+        "num_global_key_value_heads", "attention_head_dim",
     ), _integer_field(1, 1 << 16)),
     "max_position_embeddings": _integer_field(1, MAX_POSITIONS, required=True),
     **dict.fromkeys((
@@ -152,9 +152,11 @@ CONFIG: Mapping[str, Field] = {
     **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim", "short_conv_kernel_size"), _integer_field(1, 64)),
     "kda_lower_bound": Field("number", -1e30, 0.0),
     **dict.fromkeys(("mamba_d_conv", "conv_kernel", "conv1d_width"), _integer_field(1, 17)),
+    **dict.fromkeys(("cca_time0", "cca_time1"), _integer_field(1, 8)),
     **dict.fromkeys((
         "mamba_n_heads", "mamba_n_groups", "mamba_d_state", "mamba_num_heads", "mamba_head_dim", "n_groups",
-        "ssm_state_size", "mamba_expand", "state_size", "expand", "num_heads",
+        "ssm_state_size", "mamba_expand", "state_size", "expand", "num_heads", "n_mamba_heads", "mamba_ngroups",
+        "num_mem_blocks", "adapter_rank", "router_hidden_size",
     ), _integer_field(1, 1 << 16)),
     **dict.fromkeys(("mamba_d_head", "mamba_dt_rank", "time_step_rank"), Field("pattern")),
     **dict.fromkeys(("attn_layer_period", "expert_layer_period"), _integer_field(1, 10_000)),
@@ -190,7 +192,7 @@ CONFIG: Mapping[str, Field] = {
         "linear_attn_alpha_factor", "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor",
         "logits_soft_cap",
     ), _positive_number_field()),
-    "router_jitter_noise": Field("number", 0.0, 1e30),
+    **dict.fromkeys(("router_jitter_noise", "time_step_min"), Field("number", 0.0, 1e30)),
     "rotary_pct": _positive_number_field(1.0),
     "partial_rotary_factor": _positive_number_field(1.0),
     "num_ln_in_parallel_attn": _integer_field(1, 2),
@@ -202,7 +204,7 @@ CONFIG: Mapping[str, Field] = {
     "sliding_window_pattern": Field("pattern"),
     **dict.fromkeys((
         "hidden_act", "hidden_activation", "topk_method", "mamba_hidden_act", "mlp_hidden_act",
-        "hybrid_override_pattern", "position_embedding_type",
+        "hybrid_override_pattern", "position_embedding_type", "hidden_mamba_act",
     ), _TEXT),
     **dict.fromkeys((
         "use_sliding_window", "is_causal", "tie_word_embeddings",
@@ -214,7 +216,7 @@ CONFIG: Mapping[str, Field] = {
         "tie_embedding", "conv_bias", "block_auto_adjust_ff_dim", "use_expert_bias",
         "use_sandwich_norm", "use_attention_gate", "alibi", "attn_temperature_tuning",
         "mamba_conv_bias", "mamba_proj_bias", "use_conv_bias", "mamba_rms_norm", "mamba_norm_before_gate",
-        "projectors_bias", "kda_safe_gate",
+        "projectors_bias", "kda_safe_gate", "add_bias_linear", "use_shared_attention_adapter", "use_mem_rope",
     ), _FLAG),
     "use_bidirectional_attention": Field("switch"),
     "no_rope_layers": Field("wholes", 0, 1),

@@ -15,18 +15,21 @@ import torch
 
 from sglang_lite.constraints.memo import trim
 from sglang_lite.runtime.kernels.arena import Arena, DeviceArena
-from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan
+from sglang_lite.runtime.kernels.attention_metadata import AttentionPlan, DevicePlan
 from sglang_lite.runtime.kernels.kv_cache import KVCache, KVScales, LayerStates
 from sglang_lite.runtime.kernels.kv_layout import KVLayout
 from sglang_lite.runtime.kernels.reference.attention import attention, store_kv
 from sglang_lite.runtime.kernels.reference.kv_copy import copy_kv
 from sglang_lite.runtime.kernels.state_rows import StateWave
 from sglang_lite.runtime.models.cpu_small_batch import small_batch_step
+from sglang_lite.runtime.models.families import FAMILIES
 from sglang_lite.runtime.models.layer_watch import LayerWatch
+from sglang_lite.runtime.models.layers.cca import convolve_heads
 from sglang_lite.runtime.models.layers.conv import gated_conv
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward, apply_activation
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.layers.low_rank import add_linear, with_additions
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import Rotation, rotate
 from sglang_lite.runtime.models.layers.state_mixer import mix_states
@@ -154,6 +157,7 @@ class Decoder:
         self.layers: list[Layer] = []
         self.position_table = reader.position_table() if spec.learned_positions else None
         self.embedding_norm = reader.embedding_norm() if spec.embedding_norm else None
+        self.embedding_sum = reader.embedding_sum() if spec.embedding_weights else None
         self.layer_inputs = reader.layer_inputs() if spec.layer_input_tokens else None
         # In reverse if the last layers go to the host: a layer's size is known only once it is
         # built.
@@ -176,6 +180,10 @@ class Decoder:
             self.unused_tensors += _DRAFT_TENSORS
         self.unused_tensors += tuple(  # unused tensors that files of Gemma 4 contain
             f"model.layers.{i}.self_attn.{name}" for i in spec.key_readers for name in _OF_KEYS
+        )
+        shared = FAMILIES[spec.architecture].block
+        self.unused_tensors += tuple(  # repetitions of shared weights
+            f"model.layers.{i}.{shared}." for i in spec.borrowed_blocks
         )
         if ranks.parallel.ranks > 1:
             reader.tensors.skip_other_ranks(parameters(spec))
@@ -342,12 +350,23 @@ class Decoder:
         few = None if self.watch.looks else self._small_batch
         if not deep and few is not None and few.supports(plan):
             return few(x, [(each.cos, each.sin) for each in rotations], plan, cache)
-        given = None if self.layer_inputs is None else self.layer_inputs(ids, x)
+        given = self._inputs_of_layers(ids, x)
         with self.steps.enter_step(len(x)):
             x = run_stages_in_turn(
                 self.ranks, x, lambda x: self._run_layers(x, deep, given, rotations, plan, cache)
             )
         return self.watch.record_pass(ids, positions, self._norm(x, self.norm))
+
+    def _inputs_of_layers(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
+        """Returns what layers get besides the residual, [T, layers, size], or None. `x` has the
+        embeddings of the tokens `ids`. What a router carries to the next layer is written to the
+        memory of all layers.
+        """
+        if size := self.spec.router_size:
+            return x.new_zeros((len(x), 1, size)).expand(-1, len(self.layers), -1)
+        if self.spec.reads_embeddings:
+            return x.unsqueeze(1).expand(-1, len(self.layers), -1)
+        return None if self.layer_inputs is None else self.layer_inputs(ids, x)
 
     def _add_previous_tokens(self, plan: AttentionPlan) -> AttentionPlan:
         """Returns a plan with the tokens that the model's convolutions read."""
@@ -386,7 +405,7 @@ class Decoder:
         cache: KVCache,
     ) -> torch.Tensor:
         """Returns rows [T, hidden_size] after this rank's layers. `x` and `deep` are the results of
-        `_embed_tokens`, `given` that of `layer_inputs`; `forward` builds the other arguments.
+        `_embed_tokens`, `given` that of `_inputs_of_layers`; `forward` builds the other arguments.
         """
         for i, layer in enumerate(self.watch.mark_layers(self.layers)):
             if 0 < i <= len(deep):
@@ -406,6 +425,9 @@ class Decoder:
         cache: KVCache,
         given: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        if layer.spec.block is not None:
+            assert given is not None
+            return self._run_block(index, layer, x, rotations[layer.rope], plan, cache, given)
         lora = None if plan.lora is None else plan.lora.layer(index)
         record = partial(cache.record_experts, index, plan.store_at)
         if layer.spec.parallel:
@@ -419,17 +441,36 @@ class Decoder:
             normed = self._norm(x, layer.input_norm)
             h = self._mix(index, layer, normed, rotations[layer.rope], plan, cache, lora)
             h = self._norm(self.layer_ranks.sum(h), layer.post_attention_norm)
-            x = _residual(layer, x, normed, 0) + self._scale_output(layer, h)
+            x = self._add_output(layer, _residual(layer, x, normed, 0), h, layer.attention_sum)
         if layer.spec.feeds_apart:
             x = x + self._scale_output(layer, self._feed_apart(layer, x, record))
         elif layer.spec.feeds:
             normed = self._norm(x, layer.mlp_norm)
-            h = _feed_forward(layer, normed, lora, record)
+            h = _feed_forward(layer, normed, lora, record, given)
             h = self._norm(self.layer_ranks.sum(h), layer.post_mlp_norm)
-            x = _residual(layer, x, normed, 1) + self._scale_output(layer, h)
-        if given is not None:
+            x = self._add_output(layer, _residual(layer, x, normed, 1), h, layer.mlp_sum)
+        if given is not None and layer.spec.input_size:
             x = x + self._feed_input(layer, x, given)
         return x if layer.layer_scale is None else x * layer.layer_scale
+
+    def _run_block(
+        self,
+        index: int,
+        layer: Layer,
+        x: torch.Tensor,
+        rotation: Rotation,
+        plan: AttentionPlan,
+        cache: KVCache,
+        embeddings: torch.Tensor,
+    ) -> torch.Tensor:
+        """Returns rows [T, hidden_size] after a layer with a block, as described in `BlockSpec`."""
+        layer = with_additions(layer, add_linear)
+        h = self._norm(torch.cat((x, embeddings), 1), layer.input_norm)
+        h = self.layer_ranks.sum(self._attention(index, layer, h, rotation, plan, cache, None))
+        h = _feed_forward(layer, self._norm(h, layer.mlp_norm), None, None)
+        h = x + layer.block_output(self.layer_ranks.sum(h))
+        h = self._run_beside(index, layer, self._norm(h, layer.beside_norm), plan, cache)
+        return x + self.layer_ranks.sum(h)
 
     def _feed_input(self, layer: Layer, x: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
         """Returns the rows to add to x for a layer's additional inputs `given` [T, input_size]."""
@@ -506,6 +547,8 @@ class Decoder:
         if self.position_table is not None:
             x = x + self.position_table[positions + self.spec.position_offset]
         x = self._norm(x, self.embedding_norm)
+        if self.embedding_sum is not None:
+            x = (x + self.embedding_sum[0]) * self.embedding_sum[1]
         at = (ids < 0).nonzero()[:, 0] if self.features is not None else ids[:0]
         if self.features is None or not len(at):
             return x, []
@@ -541,6 +584,15 @@ class Decoder:
     def _scale_output(self, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         return x if layer.spec.residual_scale == 1.0 else x * layer.spec.residual_scale
 
+    def _add_output(
+        self, layer: Layer, x: torch.Tensor, output: torch.Tensor, weights: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Returns the sum of the residual x and a block's output. `weights` is as in `Layer`."""
+        if weights is None:
+            return x + self._scale_output(layer, output)
+        shift, factor, residual_shift, residual_factor = weights.unbind()
+        return (output + shift) * factor + (x + residual_shift) * residual_factor
+
     def _mix(
         self,
         index: int,
@@ -555,11 +607,26 @@ class Decoder:
         attention, if the layer has one.
         """
         h = self._attention(index, layer, x, rotation, plan, cache, lora)
-        if (spec := layer.spec.beside) is None:
+        if layer.spec.beside is None:
             return h
+        return h + self._run_beside(index, layer, x, plan, cache)
+
+    def _run_beside(
+        self,
+        index: int,
+        layer: Layer,
+        x: torch.Tensor,
+        plan: AttentionPlan | DevicePlan,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """Returns the outputs [T, hidden_size] of the state space beside attention for its input
+        rows x.
+        """
+        spec = layer.spec.beside
+        assert spec is not None
         product = layer.beside_first(x)
         mixed = self._mix_states(spec, layer, product, plan.states, cache.states[index])
-        return h + layer.beside_output(mixed)
+        return layer.beside_output(mixed)
 
     def _mix_states(
         self,
@@ -583,6 +650,7 @@ class Decoder:
         lora: LayerAdapters | None,
     ) -> torch.Tensor:
         spec = layer.spec.attention
+        waves = plan.states
         plan = plan.in_layer(spec.window)
         if isinstance(spec, ConvSpec):
             assert layer.kernel is not None
@@ -610,6 +678,9 @@ class Decoder:
             return _project("output", layer.output, out.reshape(len(x), -1).to(x.dtype), lora)
         rotated = spec.heads + spec.kv_heads
         qkv = _project("qkv", layer.qkv, x, lora)
+        if layer.convolutions is not None:
+            states = cache.states[index]
+            qkv = convolve_heads(spec, layer.convolutions, qkv, waves, states, self.state_steps)
         columns = [rotated * spec.key_size, spec.projected_values]
         columns.append(qkv.shape[1] - sum(columns))
         qk, v, gate = qkv.split_with_sizes(columns, -1)
@@ -689,12 +760,13 @@ def _feed_forward(
     x: torch.Tensor,
     lora: LayerAdapters | None,
     record: Callable[[torch.Tensor], None] | None,
+    carried: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if layer.shared is not None:
         return layer.shared(x)
     if isinstance(layer.feed_forward, FeedForward):
         return layer.feed_forward(x, lora)
-    return layer.feed_forward(x, record=record)  # experts take no adapters
+    return layer.feed_forward(x, record=record, carried=carried)  # experts take no adapters
 
 
 def raise_missing_head(hidden: torch.Tensor) -> NoReturn:

@@ -47,6 +47,13 @@ from sglang_lite.runtime.models.mixers import (
     olmo_mixer,
     qwen_mixer,
     recurrent_gemma_mixer,
+    zamba2_fields,
+    zamba2_layer,
+    zamba2_mixer,
+    zamba_fields,
+    zamba_kinds,
+    zamba_layer,
+    zamba_mixer,
 )
 from sglang_lite.runtime.models.spec import NO_ROPE, MixerSpec
 
@@ -107,6 +114,10 @@ class Family:
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
             if no tensor has it. A vector's name that ends in "[0]" is a matrix with a single row. A
             norm may have several names, separated by "|", of which a file has one.
+        layer_kinds: the family's names of types of layers -> the names used here.
+        block: module of the weights that layers with a block share, as in BlockSpec.
+        block_names: names as in `names`, for layers with a block.
+        addition_names: names of a block's low-rank additions, numbered by the layers with a block.
     """
 
     architectures: tuple[str, ...]
@@ -145,6 +156,10 @@ class Family:
     experts_interleaved: bool = False
     left_out: Callable[[Config], str] = lambda config: ""
     names: Mapping[str, str] = field(default_factory=dict)
+    layer_kinds: Mapping[str, str] = field(default_factory=dict)
+    block: str = ""
+    block_names: Mapping[str, str] = field(default_factory=dict)
+    addition_names: Mapping[str, str] = field(default_factory=dict)
 
 
 def _every_layer(config: Config, layer: int) -> bool:
@@ -796,6 +811,44 @@ def _jamba_experts(config: Config, layer: int) -> dict[str, Any] | None:
     return {"count": count, "size": config["intermediate_size"]}
 
 
+def _zaya_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    return {
+        "count": _expert_count(config, "num_experts"),
+        "size": config["moe_intermediate_size"],
+        "correction": True,
+        "router_size": config["router_hidden_size"],
+        "carries": layer > 0,
+        "skips": True,
+    }
+
+
+def _zaya_left_out(config: Config) -> str:
+    return "attention_bias" if config.get("attention_bias") else ""
+
+
+def _zamba_attention_settings(config: Config) -> dict[str, Any]:
+    inputs = 2 * config["hidden_size"]
+    if config.get("attention_hidden_size") not in (None, inputs):
+        raise ValueError(f"attention_hidden_size is not {inputs}, twice hidden_size")
+    return {"scale": (config["head_dim"] / 2) ** -0.5}
+
+
+def _has_zamba_block(config: Config, layer: int) -> bool:
+    return zamba_kinds(config)[layer] == "hybrid"
+
+
+def _zamba_left_out(config: Config) -> str:
+    if config.get("tie_word_embeddings") is False:  # unties blocks, too, in transformers
+        return "tie_word_embeddings false"
+    return "n_mamba_heads 1" if config.get("n_mamba_heads") == 1 else ""
+
+
+def _zamba2_left_out(config: Config) -> str:
+    if config.get("tie_word_embeddings") is False:  # unties blocks, too, in transformers
+        return "tie_word_embeddings false"
+    return "use_long_context" if config.get("use_long_context") else ""
+
+
 _GEMMA = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -894,6 +947,53 @@ _MAMBA1: dict[str, Json] = {
     "tie_word_embeddings": True,
 }
 _MAMBA1_NAMES = {**_NEMOTRON_NAMES, "mamba_dt_offset": "mixer.dt_proj.bias"}
+_ZAMBA_MAMBA = {
+    "mamba_low": "mixer.x_proj_weight",
+    "mamba_steps": "mixer.dt_proj_weight",
+    "mamba_dt_offset": "mixer.dt_proj_bias",
+}
+
+
+def _name_block_tensors(block: str, mamba: Mapping[str, str], **others: str) -> Mapping[str, str]:
+    """Returns the names in a layer with a block.
+
+    Args:
+        block: module of the block.
+        mamba: names in the state space's module, which is called "mixer".
+        others: names in the module of the block, by role.
+    """
+    own = {
+        "input_norm": "input_layernorm",
+        **{role: f"self_attn.{role}_proj" for role in ("q", "k", "v", "o")},
+        "mlp_norm": "pre_ff_layernorm",
+        **{role: f"feed_forward.{role}_proj" for role in ("gate", "up", "down")},
+        **others,
+    }
+    return {
+        "beside_norm": "mamba_decoder.input_layernorm",
+        **{
+            role: name.replace("mixer.", "mamba_decoder.mamba.")
+            for role, name in mamba.items()
+            if role.startswith("mamba_")
+        },
+        **{role: f"{block}.{name}" for role, name in own.items()},
+    }
+
+
+_ZAMBA2_ADDITIONS = {
+    role: f"shared_transformer.{name}"
+    for role, name in {
+        "q_first": "self_attn.linear_q_adapter_list.{}.0",
+        "k_first": "self_attn.linear_k_adapter_list.{}.0",
+        "v_first": "self_attn.linear_v_adapter_list.{}.0",
+        "second_q": "self_attn.linear_q_adapter_list.{}.1",
+        "second_k": "self_attn.linear_k_adapter_list.{}.1",
+        "second_v": "self_attn.linear_v_adapter_list.{}.1",
+        "fed_first": "feed_forward.gate_up_proj_adapter_list.{}.0",
+        "second_gate": "feed_forward.gate_up_proj_adapter_list.{}.1",
+        "second_up": "feed_forward.gate_up_proj_adapter_list.{}.1",
+    }.items()
+}
 _FED_BY_NAME = {
     "gate": "feed_forward.gate_proj",
     "up": "feed_forward.up_proj",
@@ -1606,6 +1706,51 @@ FAMILIES: Mapping[str, Family] = {
         names={**{role: f"temporal_block.{role}_proj" for role in "qkvo"}, "input_norm": "temporal_pre_norm",
                **{role: f"mlp_block.{role}_proj" for role in ("gate", "up", "down")}, "mlp_norm": "channel_pre_norm",
                "norm": "model.final_norm"},
+    ),
+    "zamba": Family(
+        ("ZambaForCausalLM",),
+        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "gelu", "tie_word_embeddings": True,
+         "num_attention_heads": 16, "num_key_value_heads": 16, "intermediate_size": 14848, "mamba_d_state": 16,
+         "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": "auto", "mamba_conv_bias": True,
+         "mamba_proj_bias": False, "hidden_mamba_act": "silu", "n_mamba_heads": 2, "attn_layer_period": 6,
+         "attn_layer_offset": 4},
+        aliases={"layer_types": "layers_block_type"}, computed=zamba_fields,
+        attention_fields=_zamba_attention_settings, has_rope=lambda c, i, window: False, mixer=zamba_mixer,
+        layer_fields=zamba_layer, has_feed_forward=_has_zamba_block, left_out=_zamba_left_out, block="shared_transf",
+        names={"norm": "model.final_layernorm",
+               **{role: name.replace("mixer.", "mamba.") for role, name in _ZAMBA_MAMBA.items()}},
+        block_names=_name_block_tensors("shared_transf", {**_MAMBA1_NAMES, **_ZAMBA_MAMBA}),
+    ),
+    "zamba2": Family(
+        ("Zamba2ForCausalLM",),
+        {"max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "hidden_act": "gelu", "tie_word_embeddings": True,
+         "mamba_d_state": 64, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_ngroups": 1, "n_mamba_heads": 8,
+         "time_step_min": 0.001, "add_bias_linear": False, "num_mem_blocks": 1, "adapter_rank": 128,
+         "use_shared_attention_adapter": False, "use_mem_rope": False},
+        aliases={"layer_types": "layers_block_type"}, computed=zamba2_fields, biases=(False, False, "add_bias_linear"),
+        attention_fields=_zamba_attention_settings, has_rope=lambda c, i, window: c["use_mem_rope"],
+        mixer=zamba2_mixer, layer_fields=zamba2_layer, has_feed_forward=_has_zamba_block, left_out=_zamba2_left_out,
+        block="shared_transformer", names={"norm": "model.final_layernorm"},
+        block_names=_name_block_tensors("shared_transformer", _NEMOTRON_NAMES, gate="feed_forward.gate_up_proj",
+                                        up="feed_forward.gate_up_proj"),
+        addition_names=_ZAMBA2_ADDITIONS,
+    ),
+    "zaya": Family(
+        ("ZayaForCausalLM",),
+        {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5,
+         "intermediate_size": 1, "moe_intermediate_size": 2048, "num_experts": 16, "num_experts_per_tok": 1,
+         "router_hidden_size": 256, "cca_time0": 2, "cca_time1": 2, "hidden_act": "silu", "lm_head_bias": False,
+         "tie_word_embeddings": True, "max_position_embeddings": 131_072, "rope_theta": 5_000_000.0,
+         "rope_parameters": {
+             "full_attention": {"rope_type": "default", "rope_theta": 5_000_000.0, "partial_rotary_factor": 0.5},
+             "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}}},
+        layer_kinds={"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}, layer_ropes=True,
+        has_window=lambda c, i: False, attention_fields=lambda c: {"taps": (c["cca_time0"], c["cca_time1"])},
+        layer_fields=lambda c, i: {"residual_weights": True}, experts_fields=_zaya_experts, left_out=_zaya_left_out,
+        model_fields=lambda c: {"embedding_weights": True, "head_bias": c["lm_head_bias"]},
+        names={**_NOT_SPLIT, "q": "self_attn.qkv_proj.q_proj", "k": "self_attn.qkv_proj.k_proj",
+               "v": "self_attn.qkv_proj.v_proj_current", "router": "mlp.gate.router_mlp.out_proj",
+               "correction": "mlp.gate.balancing_biases"},
     ),
     "llama4": Family(
         ("Llama4ForCausalLM",),

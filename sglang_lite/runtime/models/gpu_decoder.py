@@ -31,11 +31,13 @@ from sglang_lite.runtime.kernels.state_conv import state_conv
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts, broadcast_last_stage
 from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted_rows, with_adapters
+from sglang_lite.runtime.models.layers.cca import convolve_heads
 from sglang_lite.runtime.models.layers.experts import FeedForward
 from sglang_lite.runtime.models.layers.gpu_experts import GpuExperts
-from sglang_lite.runtime.models.layers.gpu_linear import as_gpu_product
+from sglang_lite.runtime.models.layers.gpu_linear import SumOfProducts, as_gpu_product
 from sglang_lite.runtime.models.layers.latent import compute_queries
 from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.layers.low_rank import with_additions
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import RotaryTable, rotate
 from sglang_lite.runtime.models.layers.state_steps import StateSteps
@@ -134,6 +136,7 @@ class GpuDecoder(Decoder):
             + sum(mixer.activation_elements for mixer in layer.mixers)
             + _activation_elements(layer.feed_forward, hidden)
             + 3 * self.spec.layer_input_size
+            + 4 * hidden * self.spec.reads_embeddings
             for layer in self.spec.layers
         )
 
@@ -185,10 +188,14 @@ class GpuDecoder(Decoder):
                 residual.add_(self.position_table[at])
             if self.embedding_norm is not None:
                 residual = norm(residual, self.embedding_norm, self.spec.rms_eps)
+            if self.embedding_sum is not None:
+                residual.add_(self.embedding_sum[0]).mul_(self.embedding_sum[1])
         given = None
         if self.layer_inputs is not None:
             ids = torch.where(plan.ids < 0, plan.last_tokens[plan.slots], plan.ids)
-            given = self.layer_inputs(ids.long(), residual)
+            given = self._inputs_of_layers(ids.long(), residual)
+        elif self.spec.reads_embeddings or self.spec.router_size:
+            given = self._inputs_of_layers(plan.ids, residual.clone())  # the layers overwrite it
         normed, residual = self._run_stage(residual, given, rows, plan, cache, attention)
         return self.watch.record_pass(
             plan.ids, plan.positions, normed if self.ranks.parallel.pp == 1 else residual
@@ -240,6 +247,14 @@ class GpuDecoder(Decoder):
                 if plan.lora is None or rows is None
                 else with_adapters(own, plan.lora.layers[i], rows)
             )
+            if layer.spec.block is not None:
+                assert given is not None
+                if x is not None:
+                    residual.add_(x if scales is None else _apply_scales(x, scales))
+                self.watch.record_layer(i - 1, residual)
+                x = self._run_device_block(i, own, residual, given[:, i], plan, cache, attention)
+                scales = None
+                continue
             record = None if at is None else partial(cache.record_experts, i, at)
             first, second = self._choose_8_bit_types(layer, len(residual))
             normed: torch.Tensor | EightBitRows
@@ -266,6 +281,9 @@ class GpuDecoder(Decoder):
                         x = self._add_beside(i, layer, normed, seen, plan, cache, peers)
                         scales = None
                     x, scales = self._finish_block(layer, layer.post_attention_norm, x, scales)
+                    if layer.attention_sum is not None:
+                        x = _weigh_sum(x, scales, residual, layer.attention_sum)
+                        scales = None
             if layer.spec.feeds:
                 if not layer.spec.parallel:
                     wide = isinstance(
@@ -281,8 +299,14 @@ class GpuDecoder(Decoder):
                     x = self._feed_beside_experts(layer, normed, residual, record)
                     x, scales = self._scale_output(layer, x), None
                 else:
-                    x, scales = self._feed_forward(layer, normed, peers, len(residual), record)
+                    carried = None if given is None else given[:, i]
+                    x, scales = self._feed_forward(
+                        layer, normed, peers, len(residual), record, carried
+                    )
                     x, scales = self._finish_block(layer, layer.post_mlp_norm, x, scales)
+                    if layer.mlp_sum is not None:
+                        x = _weigh_sum(x, scales, residual, layer.mlp_sum)
+                        scales = None
             if layer.layer_scale is not None:
                 assert x is not None
                 assert scales is None, "what comes out has been normalised"
@@ -296,6 +320,33 @@ class GpuDecoder(Decoder):
         else:
             hidden = add_norm(x, residual, self.norm, self.spec.rms_eps, scales, peers)
         return hidden, self.watch.record_layer(len(self.layers) - 1, residual)
+
+    def _run_device_block(
+        self,
+        index: int,
+        layer: Layer,
+        x: torch.Tensor,
+        embeddings: torch.Tensor,
+        plan: DevicePlan,
+        cache: KVCache,
+        attention: StepAttention,
+    ) -> torch.Tensor:
+        """Returns the rows [T, hidden_size] that a layer with a block adds to the residual x, as
+        described in `BlockSpec`.
+        """
+        eps = self.spec.rms_eps
+        layer = with_additions(layer, SumOfProducts)
+        assert layer.input_norm is not None
+        assert layer.mlp_norm is not None
+        assert layer.beside_norm is not None
+        rows = norm(torch.cat((x, embeddings), 1), layer.input_norm, eps)
+        product = self._multiply_qkv(layer, rows, plan)
+        seen = self._attend(index, layer, *product, plan, cache, attention)
+        h = norm(self.layer_ranks.sum(layer.output(seen)), layer.mlp_norm, eps)
+        h, scales = self._feed_forward(layer, h, None, len(x), None)
+        h = x + layer.block_output(h if scales is None else _apply_scales(h, scales))
+        h = self._run_beside(index, layer, norm(h, layer.beside_norm, eps), plan, cache)
+        return self.layer_ranks.sum(h)
 
     def _peers_for_block_sum(self, rows: int) -> Peers | None:
         """Returns the memory through which `add_norm` sums each block's output over the ranks.
@@ -467,6 +518,7 @@ class GpuDecoder(Decoder):
         peers: Peers | None,
         count: int,
         record: Callable[[torch.Tensor], None] | None,
+        carried: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Scales | None]:
         """Computes a layer's feed-forward. Returns its output, and any scales that are still to be
         applied.
@@ -476,7 +528,7 @@ class GpuDecoder(Decoder):
             rows: normalised input rows.
             peers: as for `_multiply_last_of_block`.
             count: number of rows.
-            record: as for `GpuExperts`.
+            record, carried: as for `GpuExperts`.
         """
         fed = layer.feed_forward
         if layer.shared is not None:
@@ -484,8 +536,8 @@ class GpuDecoder(Decoder):
             return layer.shared(rows), None
         if isinstance(fed, GpuExperts):
             if self.gpu_ranks is None or peers is not None:
-                return fed(rows, parts=self._plain, record=record), None
-            return self.gpu_ranks.sum(fed(rows, record=record)), None
+                return fed(rows, parts=self._plain, record=record, carried=carried), None
+            return self.gpu_ranks.sum(fed(rows, record=record, carried=carried)), None
         assert isinstance(fed, FeedForward), "as a GPU has them"
         gate_up = as_gpu_product(fed.gate_up)
         down = as_gpu_product(fed.down)
@@ -595,6 +647,12 @@ class GpuDecoder(Decoder):
         if isinstance(spec, LatentSpec):
             return self._attend_latents(index, layer, spec, qkv, plan, cache, attention)
         assert isinstance(spec, AttentionSpec)
+        if layer.convolutions is not None:
+            qkv = qkv if scales is None else _apply_scales(qkv, scales)
+            scales = None
+            states = cache.states[index]
+            convolved = spec, layer.convolutions, qkv, plan.states, states, self.state_steps
+            qkv = convolve_heads(*convolved)
         gate = None
         if spec.output_gate:
             width = (spec.heads + spec.kv_heads) * spec.key_size + spec.kv_heads * spec.value_size
@@ -645,12 +703,8 @@ class GpuDecoder(Decoder):
             plan, cache: as for `run`.
             peers: as for `_multiply_last_of_block`.
         """
-        spec = layer.spec.beside
-        assert spec is not None
         assert isinstance(rows, torch.Tensor), "not in 8 bits"
-        product = layer.beside_first(rows)
-        mixed = self._mix_states(spec, layer, product, plan.states, cache.states[index])
-        x = layer.output(seen) + layer.beside_output(mixed)
+        x = layer.output(seen) + self._run_beside(index, layer, rows, plan, cache)
         return x if self.gpu_ranks is None or peers is not None else self.gpu_ranks.sum(x)
 
     def _attend_latents(
@@ -707,6 +761,17 @@ def _replace_residual(
     if layer.spec.norms == "residual":
         assert isinstance(normed, torch.Tensor), "not in 8 bits"
         torch.mul(normed, layer.spec.kept[block], out=residual)
+
+
+def _weigh_sum(
+    x: torch.Tensor, scales: Scales | None, residual: torch.Tensor, weights: torch.Tensor
+) -> torch.Tensor:
+    """Returns a block's output and changes the residual in place, so that their sum is that of
+    `Decoder._add_output`. `scales` are factors that x is still to be multiplied by, or None.
+    """
+    shift, factor, residual_shift, residual_factor = weights.unbind()
+    residual.add_(residual_shift).mul_(residual_factor)
+    return ((x if scales is None else _apply_scales(x, scales)) + shift) * factor
 
 
 def _apply_scales(x: torch.Tensor, scales: Scales) -> torch.Tensor:
@@ -781,6 +846,8 @@ def _has_plain_residual(layer: LayerSpec) -> bool:
         layer.norms == "before"
         and not layer.parallel
         and not layer.scaled
+        and layer.block is None
+        and not layer.residual_weights
         and layer.residual_scale == 1.0
     )
 

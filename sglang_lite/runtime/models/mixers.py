@@ -7,10 +7,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from sglang_lite.runtime.models.config_fields import Config, Json
 from sglang_lite.runtime.models.spec import (
+    BlockSpec,
     ConvSpec,
     DeltaSpec,
     LightningSpec,
@@ -24,6 +25,7 @@ from sglang_lite.runtime.models.spec import (
 _ATTENTION = "full_attention"
 _WINDOW = "sliding_attention"
 _STATE = "linear_attention"
+_BLOCK = "hybrid"
 _EARLIER_NAMES = {"attention": _ATTENTION, "mamba": _STATE}  # of types of layers
 _NEMOTRON_LETTERS = {"M": _STATE, "E": "moe", "*": _ATTENTION, "-": "mlp"}
 
@@ -313,15 +315,114 @@ def nemotron_layer_types(config: Config) -> dict[str, Json]:
     return {"layer_types": kinds, "num_hidden_layers": len(kinds)}
 
 
-def _layer_types(config: Config, kinds: Sequence[str], *others: str) -> list[str]:
-    """Returns each layer's type under its current name. Raises ValueError if one is unknown."""
+def zamba_kinds(config: Config) -> list[str]:
+    """Returns the type of each layer: "hybrid" for one with a block."""
+    return _layer_types(config, config["layer_types"], attention=_BLOCK)
+
+
+def zamba_mixer(config: Config, layer: int) -> Mamba1Spec | None:
+    return None if zamba_kinds(config)[layer] == _BLOCK else _zamba_mamba(config)
+
+
+def zamba2_mixer(config: Config, layer: int) -> Mamba2Spec | None:
+    return None if zamba_kinds(config)[layer] == _BLOCK else _zamba2_mamba(config)
+
+
+def zamba_layer(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
+    """Returns fields of LayerSpec."""
+    if zamba_kinds(config)[layer] != _BLOCK:
+        return {}
+    return {"block": BlockSpec(_lender(config, layer, 1)), "beside": _zamba_mamba(config)}
+
+
+def zamba2_layer(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
+    """Returns fields of LayerSpec."""
+    if zamba_kinds(config)[layer] != _BLOCK:
+        return {}
+    rank = config["adapter_rank"]
+    block = BlockSpec(
+        weights_of=_lender(config, layer, config["num_mem_blocks"]),
+        attention_rank=rank if config["use_shared_attention_adapter"] else 0,
+        feed_forward_rank=rank,
+    )
+    return {"block": block, "beside": _zamba2_mamba(config)}
+
+
+def _lender(config: Config, layer: int, blocks: int) -> int | None:
+    """Returns the earlier layer that has the weights of a layer's block, or None. The layers use
+    the blocks in turn.
+    """
+    with_block = [i for i, kind in enumerate(zamba_kinds(config)) if kind == _BLOCK]
+    number = with_block.index(layer)
+    return None if number < blocks else with_block[number % blocks]
+
+
+def zamba_fields(config: Config) -> dict[str, Json]:
+    """Returns the fields that transformers computes. Attention reads two hidden states."""
+    heads = config["num_attention_heads"]
+    period = config["attn_layer_period"]
+    offset = config["attn_layer_offset"]
+    later = [i % period == offset for i in range(config["num_hidden_layers"] - 3)]
+    return {
+        "head_dim": config.get("attention_head_dim") or 2 * config["hidden_size"] // heads,
+        "layer_types": [_BLOCK if each else _STATE for each in (False, False, True, *later)],
+    }
+
+
+def zamba2_fields(config: Config) -> dict[str, Json]:
+    """Returns the sizes that transformers computes. Attention reads two hidden states."""
+    hidden = config["hidden_size"]
+    return {
+        "intermediate_size": 4 * hidden,
+        "head_dim": 2 * hidden // config["num_attention_heads"],
+    }
+
+
+def _zamba_mamba(config: Config) -> Mamba1Spec:
+    _reject_activation({"hidden_act": config["hidden_mamba_act"]})
+    size = config["mamba_expand"] * config["hidden_size"]
+    groups = config["n_mamba_heads"]
+    if size % groups:
+        raise ValueError(f"{size} channels can't be divided into {groups} n_mamba_heads")
+    return Mamba1Spec(
+        size=size,
+        state_size=config["mamba_d_state"],
+        rank=_step_rank(config, "mamba_dt_rank"),
+        taps=config["mamba_d_conv"],
+        norm_eps=None,
+        conv_bias=config["mamba_conv_bias"],
+        bias=config["mamba_proj_bias"],
+        groups=groups,
+    )
+
+
+def _zamba2_mamba(config: Config) -> Mamba2Spec:
+    named = {
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-5,
+        "mamba_n_heads": config["n_mamba_heads"],
+        "mamba_d_head": "auto",
+        "mamba_n_groups": config["mamba_ngroups"],
+        "mamba_conv_bias": True,
+        "mamba_proj_bias": config["add_bias_linear"],
+        "time_step_limit": (config["time_step_min"], math.inf),
+    }
+    return _mamba2({**config, **named})
+
+
+def _layer_types(
+    config: Config, kinds: Sequence[str], *others: str, attention: str = _ATTENTION
+) -> list[str]:
+    """Returns each layer's type under its current name. Raises ValueError if one is unknown, or
+    none is `attention`.
+    """
     named = [_EARLIER_NAMES.get(kind, kind) for kind in kinds]
-    known = (_ATTENTION, _STATE, *others)
+    known = (attention, _STATE, *others)
     count = config["num_hidden_layers"]
     if len(named) != count or set(named) - set(known):
         raise ValueError(f"layer_types {named} don't fit {count} layers of {', '.join(known)}")
-    if _ATTENTION not in named:
-        raise ValueError(f"no layer has {_ATTENTION}")
+    if attention not in named:
+        raise ValueError(f"no layer has {attention}")
     return named
 
 

@@ -27,7 +27,7 @@ from sglang_lite.runtime.models.weight_parts import (
     look_up_part,
     part_builders,
 )
-from sglang_lite.runtime.models.weight_reader import WeightReader
+from sglang_lite.runtime.models.weight_reader import BLOCK_PARTS, WeightReader
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import (
     EncodedStack,
@@ -144,6 +144,10 @@ class StagedWeights:
             model.embedding, model.head = part
         else:
             setattr(model if layer is None else model.layers[layer], name, part)
+            if name in BLOCK_PARTS:
+                for borrower, lender in model.spec.borrowed_blocks.items():
+                    if lender == layer:
+                        setattr(model.layers[borrower], name, part)
 
 
 def _part_name(key: PartKey) -> str:

@@ -102,12 +102,16 @@ class ParameterTensors:
                 hint="Use another tp_size, or a checkpoint in another format.",
             ) from error
 
+    def is_cut_for_rank(self, parameter: ParameterSpec) -> bool:
+        """Returns whether this rank has a part of a parameter, whose tensor may hold others."""
+        part = self._cut(parameter)
+        return part is None or part.size > 0
+
     def has_part(self, parameter: ParameterSpec) -> bool:
         """Returns whether this rank has a part of a parameter. If not, its tensor is marked as
         used.
         """
-        part = self._cut(parameter)
-        if part is None or part.size:
+        if self.is_cut_for_rank(parameter):
             return True
         for piece in parameter.slices:
             self._source.ignore_tensor(piece.name)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from sglang_lite.runtime.models.families import FAMILIES, Family
 from sglang_lite.runtime.models.spec import (
@@ -82,6 +83,8 @@ class ParameterSpec:
 _MODEL_NAMES: Mapping[str, str] = {
     "embedding": "model.embed_tokens",
     "embedding_norm": "model.embed_norm",
+    "embedding_shift": "model.input_hidden_states_bias",
+    "embedding_factor": "model.input_hidden_states_scale",
     "position_table": "model.embed_positions",
     "layer_inputs": "model.embed_tokens_per_layer",
     "layer_inputs_projection": "model.per_layer_model_projection",
@@ -176,6 +179,22 @@ _NAMES: Mapping[str, str] = {
     "inputs_first": "per_layer_input_gate",
     "inputs_output": "per_layer_projection",
     "inputs_norm": "post_per_layer_input_norm",
+    "block_output": "linear",
+    "first_taps": "self_attn.qkv_proj.conv_qk_depthwise",
+    "second_taps": "self_attn.qkv_proj.conv_qk_grouped",
+    "key_factor": "self_attn.qk_norm.temp",
+    "v_before": "self_attn.qkv_proj.v_proj_delayed",
+    "router_inner": "mlp.gate.down_proj",
+    "router_carry": "mlp.gate.router_states_scale",
+    "router_inner_norm": "mlp.gate.router_mlp.norm",
+    "router_first": "mlp.gate.router_mlp.fc1",
+    "router_second": "mlp.gate.router_mlp.fc2",
+    **{
+        f"{block}_{part}_{kind}": f"post_{block}_residual_scale.{stored}_{name}"
+        for block in ("attention", "mlp")
+        for part, stored in (("output", "hidden_states"), ("residual", "residual"))
+        for kind, name in (("shift", "bias"), ("factor", "scale"))
+    },
     "router": "mlp.gate",
     "correction": "mlp.gate.e_score_correction_bias",
     "expert_gate": "mlp.experts.{}.gate_proj",
@@ -194,6 +213,18 @@ DELTA_KERNELS = ("delta_kernel_q", "delta_kernel_k", "delta_kernel_v")
 MAMBA1_NORMS = ("mamba_low_norm", "mamba_b_norm", "mamba_c_norm")
 MAMBA2_KERNELS = ("mamba_kernel_x", "mamba_kernel_b", "mamba_kernel_c")
 _MIDDLE = "[0,0,:,0]"  # ends the name of a vector that is stored [1, 1, size, 1]
+# attribute of a layer -> roles of the vectors that change a block's output and the residual
+RESIDUAL_WEIGHTS = {
+    f"{block}_sum": tuple(
+        f"{block}_{part}_{kind}" for part in ("output", "residual") for kind in ("shift", "factor")
+    )
+    for block in ("attention", "mlp")
+}
+EMBEDDING_WEIGHTS = ("embedding_shift", "embedding_factor")
+ROUTER_MATRICES = {"router_inner": "inner", "router_first": "first", "router_second": "second"}
+# roles of low-rank additions to a block's first projections -> parts of each projection
+ATTENTION_ADDITION = (("q_first", "second_q"), ("k_first", "second_k"), ("v_first", "second_v"))
+FEED_FORWARD_ADDITION = (("fed_first", "second_gate", "second_up"),)
 XIELU_ROLES = ("xielu_alpha_p", "xielu_alpha_n", "xielu_beta", "xielu_eps")
 
 
@@ -210,6 +241,9 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
         yield ParameterSpec("position_table", rows, (piece,))
     if spec.embedding_norm:
         yield from _model_norm("embedding_norm", names, spec)
+    for role in EMBEDDING_WEIGHTS if spec.embedding_weights else ():
+        size = (spec.hidden_size,)
+        yield ParameterSpec(role, size, (CheckpointSlice(names[role], size),))
     if spec.layer_input_tokens:
         yield from _layer_inputs(names, spec)
     for i in range(len(spec.layers)):
@@ -264,16 +298,25 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
     `_bias`.
     """
     layer = spec.layers[index]
-    names = _Names(FAMILIES[spec.architecture], index)
+    family = FAMILIES[spec.architecture]
+    names = _Names(family, index, more=None if layer.block is None else family.block_names)
+    inputs = layer.attention_inputs(spec.hidden_size)
+    if layer.block is not None:
+        yield from _own_block_parameters(names, spec, index)
+    if index in spec.borrowed_blocks:
+        return
     for role in layer.hidden_norms if spec.norm_weight else ():
-        yield from names.norm(role, (spec.hidden_size,), bias=spec.norm_bias)
+        size = inputs if role == "input_norm" else spec.hidden_size
+        yield from names.norm(role, (size,), bias=spec.norm_bias)
     if layer.scaled:
         yield names.vector("layer_scale", 1, suffix="")
+    for role in chain(*RESIDUAL_WEIGHTS.values()) if layer.residual_weights else ():
+        yield names.vector(role, spec.hidden_size, suffix="")
     if layer.input_size:
         yield from names.matrices({"inputs_first": layer.input_size}, spec.hidden_size, bias=False)
         yield from names.matrices({"inputs_output": spec.hidden_size}, layer.input_size, bias=False)
-    for mixer in layer.mixers:
-        yield from _mixer_parameters(names, mixer, spec.hidden_size)
+    for mixer in layer.mixers if layer.block is None else (layer.attention,):
+        yield from _mixer_parameters(names, mixer, spec.hidden_size, inputs)
     feed_forward = layer.feed_forward
     if not layer.feeds:
         return
@@ -287,7 +330,38 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
         yield from _expert_parameters(names, feed_forward, spec.hidden_size)
 
 
-def _mixer_parameters(names: _Names, a: MixerSpec, hidden: int) -> Iterator[ParameterSpec]:
+def _own_block_parameters(names: _Names, spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
+    """Yields the parameters that a layer with a block shares with no other layer."""
+    layer = spec.layers[index]
+    block = layer.block
+    a = layer.attention
+    assert block is not None
+    assert layer.beside is not None
+    assert isinstance(a, AttentionSpec)
+    hidden = spec.hidden_size
+    yield from names.norm("beside_norm", (hidden,), bias=False)
+    yield from _mixer_parameters(names, layer.beside, hidden, hidden)
+    yield from names.matrices({"block_output": hidden}, hidden, bias=False)
+    family = FAMILIES[spec.architecture]
+    number = sum(each.block is not None for each in spec.layers[:index])
+    added = {role: name.format(number) for role, name in family.addition_names.items()}
+    names = _Names(family, index, block.weights_of, added)
+    outputs = (a.heads * a.key_size, a.projected_keys, a.projected_values)
+    if rank := block.attention_rank:
+        for (first, second), size in zip(ATTENTION_ADDITION, outputs):
+            yield from names.matrices({first: rank}, 2 * hidden, bias=False)
+            yield from names.matrices({second: size}, rank, bias=False)
+    if rank := block.feed_forward_rank:
+        for first, *seconds in FEED_FORWARD_ADDITION:
+            yield from names.matrices({first: rank}, hidden, bias=False)
+            sizes = dict.fromkeys(seconds, layer.feed_forward.size)
+            yield from names.matrices(sizes, rank, bias=False)
+
+
+def _mixer_parameters(
+    names: _Names, a: MixerSpec, hidden: int, inputs: int
+) -> Iterator[ParameterSpec]:
+    """Yields the parameters of a mixer. `inputs` is the size of attention's input."""
     if isinstance(a, ConvSpec):
         yield from _conv_parameters(names, a, hidden)
     elif isinstance(a, DeltaSpec):
@@ -304,13 +378,16 @@ def _mixer_parameters(names: _Names, a: MixerSpec, hidden: int) -> Iterator[Para
         yield from (
             _latent_parameters(names, a, hidden)
             if isinstance(a, LatentSpec)
-            else _head_parameters(names, a, hidden)
+            else _head_parameters(names, a, inputs)
         )
         yield from names.matrices({"o": hidden}, a.heads * a.value_size, bias=a.output_bias)
 
 
 def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[ParameterSpec]:
     every = {"q": a.heads * a.key_size, "k": a.projected_keys, "v": a.projected_values}
+    if a.taps is not None:
+        yield from _convolved_head_parameters(names, a, a.taps)
+        every |= dict.fromkeys(("v", "v_before"), a.projected_values // 2)
     sizes = {role: size for role, size in every.items() if size}
     gate = {"output_gating": a.heads * a.gate_size} if a.output_gate else {}
     if gate and names.shares_tensor("q", "output_gating"):
@@ -332,6 +409,17 @@ def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[P
     yield from names.matrices(gate, hidden, bias=False)
     if a.sinks:
         yield names.vector("sinks", a.heads, suffix="")
+
+
+def _convolved_head_parameters(
+    names: _Names, a: AttentionSpec, taps: tuple[int, int]
+) -> Iterator[ParameterSpec]:
+    """Yields the parameters of attention's convolutions."""
+    channels = (a.heads + a.kv_heads) * a.key_size
+    yield from names.channel_kernels({"first_taps": channels}, taps[0], bias=True)
+    yield names.array("second_taps", (channels, a.key_size, taps[1]), suffix=".weight")
+    yield names.array("second_taps_bias", (channels,), suffix=".bias")
+    yield names.vector("key_factor", a.kv_heads, suffix="")
 
 
 def _latent_parameters(names: _Names, a: LatentSpec, hidden: int) -> Iterator[ParameterSpec]:
@@ -406,18 +494,36 @@ def _mamba2_parameters(names: _Names, mamba: Mamba2Spec, hidden: int) -> Iterato
 
 def _mamba1_parameters(names: _Names, mamba: Mamba1Spec, hidden: int) -> Iterator[ParameterSpec]:
     inputs = dict.fromkeys(input_projection_roles(mamba), mamba.size)
-    yield from names.matrices(inputs, hidden, bias=mamba.bias)
     yield from names.channel_kernels(
         {"mamba_kernel_x": mamba.size}, mamba.taps, bias=mamba.conv_bias
     )
-    yield from names.matrices({"mamba_low": sum(mamba.low_sizes)}, mamba.size, bias=False)
-    yield from names.matrices({"mamba_steps": mamba.size}, mamba.rank, bias=False)
-    yield names.array("mamba_a_log", (mamba.size, mamba.state_size))
-    for role in ("mamba_dt_offset", "mamba_d"):
-        yield names.vector(role, mamba.size, suffix="")
+    if mamba.groups > 1:
+        yield from names.grouped_matrices(inputs, hidden, mamba.size, bias=mamba.bias)
+        yield from _grouped_mamba1_parameters(names, mamba)
+    else:
+        yield from names.matrices(inputs, hidden, bias=mamba.bias)
+        yield from names.matrices({"mamba_low": sum(mamba.low_sizes)}, mamba.size, bias=False)
+        yield from names.matrices({"mamba_steps": mamba.size}, mamba.rank, bias=False)
+        yield names.array("mamba_a_log", (mamba.size, mamba.state_size))
+        for role in ("mamba_dt_offset", "mamba_d"):
+            yield names.vector(role, mamba.size, suffix="")
     for role, size in zip(mamba1_norms(mamba), mamba.low_sizes):
         yield names.vector(role, size)
     yield from names.matrices({"mamba_out": hidden}, mamba.size, bias=mamba.bias)
+
+
+def _grouped_mamba1_parameters(names: _Names, mamba: Mamba1Spec) -> Iterator[ParameterSpec]:
+    """Yields the parameters of each group of channels. The role ends with the group's number."""
+    size = mamba.size // mamba.groups
+    for role, shape in (
+        ("mamba_low", (sum(mamba.low_sizes), size)),
+        ("mamba_steps", (size, mamba.rank)),
+        ("mamba_a_log", (size, mamba.state_size)),
+        ("mamba_dt_offset", (size,)),
+        ("mamba_d", (size,)),
+    ):
+        for group in range(mamba.groups):
+            yield names.stacked(role, group, mamba.groups, shape)
 
 
 def mamba1_norms(mamba: Mamba1Spec) -> tuple[str, ...]:
@@ -442,7 +548,8 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     if isinstance(spec, AttentionSpec):
         own = ("k",) if spec.projected_keys else ()
         values = ("v",) if spec.projected_values else ()
-        return "q", *own, *values, *(("output_gating",) if spec.output_gate else ())
+        before = () if spec.taps is None else ("v_before",)
+        return "q", *own, *values, *before, *(("output_gating",) if spec.output_gate else ())
     if isinstance(spec, ConvSpec):
         return "conv_b", "conv_c", "conv_x"
     if isinstance(spec, DeltaSpec):
@@ -476,9 +583,17 @@ def output_projection_role(spec: MixerSpec) -> str:
 
 
 def _expert_parameters(names: _Names, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
-    yield from names.matrices({"router": experts.count}, hidden, bias=experts.router_bias)
+    size = experts.router_size
+    yield from names.matrices({"router": experts.classes}, size or hidden, bias=experts.router_bias)
+    if size:
+        yield from names.norm("router_inner_norm", (size,), bias=False)
+        for role in ROUTER_MATRICES:
+            inputs = hidden if role == "router_inner" else size
+            yield from names.matrices({role: size}, inputs, bias=True)
+    if experts.carries:
+        yield names.vector("router_carry", size, suffix="")
     if experts.correction:
-        yield names.vector("correction", experts.count, suffix="")
+        yield names.vector("correction", experts.classes, suffix="")
     if experts.apart:
         yield names.vector("router_scale", hidden, suffix="")
     if experts.expert_scales:
@@ -493,18 +608,32 @@ def _expert_parameters(names: _Names, experts: ExpertsSpec, hidden: int) -> Iter
 
 
 class _Names:
-    """Factory of one layer's parameters: maps roles to the tensor names of the family."""
+    """Factory of one layer's parameters: maps roles to the tensor names of the family.
 
-    def __init__(self, family: Family, layer: int) -> None:
+    Args:
+        family: the family.
+        layer: index of the layer.
+        stored_in: index of the layer that has the tensors in a checkpoint; None for `layer`.
+        more: further names by role.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        layer: int,
+        stored_in: int | None = None,
+        more: Mapping[str, str] | None = None,
+    ) -> None:
         self._family = family
         self._layer = layer
-        self._names = {**_MODEL_NAMES, **_NAMES, **family.names}
+        self._stored_in = layer if stored_in is None else stored_in
+        self._names = {**_MODEL_NAMES, **_NAMES, **family.names, **(more or {})}
 
     def _path(self, role: str) -> str:
         return self._path_to(self._names[role])
 
     def _path_to(self, name: str) -> str:
-        return f"{self._names['layers']}.{self._layer}.{name}"
+        return f"{self._names['layers']}.{self._stored_in}.{name}"
 
     def vector(self, role: str, size: int, suffix: str = ".weight") -> ParameterSpec:
         path = self._path(role)
@@ -520,8 +649,17 @@ class _Names:
         )
         return ParameterSpec(role, (size,), (piece,), self._layer)
 
-    def array(self, role: str, shape: tuple[int, ...]) -> ParameterSpec:
-        return ParameterSpec(role, shape, (CheckpointSlice(self._path(role), shape),), self._layer)
+    def array(self, role: str, shape: tuple[int, ...], suffix: str = "") -> ParameterSpec:
+        piece = CheckpointSlice(self._path(role.removesuffix("_bias")) + suffix, shape)
+        return ParameterSpec(role, shape, (piece,), self._layer)
+
+    def stacked(self, role: str, index: int, count: int, shape: tuple[int, ...]) -> ParameterSpec:
+        """Returns a matrix or vector that is one of `count` in a tensor."""
+        inputs = 2 if len(shape) > 1 else None
+        whole = (count, *shape)
+        part: tuple[int | slice, ...] = (index, *(slice(None) for _ in shape))
+        piece = CheckpointSlice(self._path(role), whole, part, outputs=1, inputs=inputs)
+        return ParameterSpec(f"{role}.{index}", shape, (piece,), self._layer)
 
     def norm(self, role: str, shape: tuple[int, ...], *, bias: bool) -> Iterator[ParameterSpec]:
         """Yields the weight of a norm, and its bias if `bias` is set. If the family stores a

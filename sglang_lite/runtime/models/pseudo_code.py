@@ -9,6 +9,7 @@ from itertools import groupby, pairwise
 
 from sglang_lite.runtime.models.spec import (
     AttentionSpec,
+    BlockSpec,
     ConvSpec,
     DeltaSpec,
     DenseSpec,
@@ -41,6 +42,8 @@ def pseudo_code(spec: ModelSpec) -> Iterator[str]:
         )
     if spec.embedding_norm:
         yield _format_line(0, f"x = {spec.norm}_norm(x)", _norm_notes(spec))
+    if spec.embedding_weights:
+        yield _format_line(0, "x = (x + shift) * factor", "learnt vectors")
     if spec.layer_input_tokens:
         yield _format_line(
             0,
@@ -117,11 +120,14 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
     residual = ["x", "x"]
     if layer.norms == "residual":
         residual = ["h" if kept == 1 else f"{kept:.4g} * h" for kept in layer.kept]
+    if layer.block is not None:
+        yield from _block_lines(spec, layer, layer.block)
+        return
     if layer.mixes:
         yield f"h = {norm}(x)" if before else "h = x", _norm_notes(spec) if before else ""
         yield from _mixer_lines(layer.attention, norm)
     if layer.beside is not None:
-        yield from _mamba2_lines(layer.beside, "m")
+        yield from _state_space_lines(layer.beside, "m")
         attended += " + m"
     if layer.parallel:
         yield from _feed_forward_lines(
@@ -129,16 +135,36 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
         )
         yield f"x = x + ({attended} + f){scale}", "attention and feed-forward beside each other"
         return
+    weighted = "({} + shift) * factor + ({} + shift2) * factor2"
+    total = weighted if layer.residual_weights else f"{{}} + {{}}{scale}"
     if layer.mixes:
-        yield f"x = {residual[0]} + {attended}{scale}", ""
+        yield f"x = {total.format(residual[0], attended)}", ""
     if layer.feeds:
         yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x", norm)
-        yield f"x = {residual[1]} + {f'{norm}(f)' if after else 'f'}{scale}", ""
+        yield f"x = {total.format(residual[1], f'{norm}(f)' if after else 'f')}", ""
     if layer.input_size:
         act = layer.feed_forward.activation
         yield f"x = x + {norm}(({act}(x @ Wg) * inputs[layer]) @ Wp)", f"through {layer.input_size}"
     if layer.scaled:
         yield "x = x * layer_scale", "a learnt number"
+
+
+def _block_lines(spec: ModelSpec, layer: LayerSpec, block: BlockSpec) -> Iterator[tuple[str, str]]:
+    """Yields the lines of a layer with a block."""
+    assert layer.beside is not None
+    norm = f"{spec.norm}_norm"
+    lender = block.weights_of
+    notes = _norm_notes(spec) if lender is None else f"up to f, weights of layer {lender}"
+    yield f"h = {norm}([x, embedding[token]])", notes
+    if rank := block.attention_rank:
+        yield "Wq, Wk, Wv = Wq + Aq Bq, Wk + Ak Bk, Wv + Av Bv", f"this layer's, of rank {rank}"
+    yield from _mixer_lines(layer.attention, norm)
+    if rank := block.feed_forward_rank:
+        yield "gate, up = gate + A Bgate, up + A Bup", f"this layer's, of rank {rank}"
+    yield from _feed_forward_lines(layer.feed_forward, f"{norm}(a)", norm)
+    yield f"h = {norm}(x + f @ W)", ""
+    yield from _state_space_lines(layer.beside, "m")
+    yield "x = x + m", ""
 
 
 def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
@@ -150,10 +176,8 @@ def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
         yield from _delta_lines(mixer)
     elif isinstance(mixer, LightningSpec):
         yield from _lightning_lines(mixer)
-    elif isinstance(mixer, Mamba1Spec):
-        yield from _mamba1_lines(mixer)
-    elif isinstance(mixer, Mamba2Spec):
-        yield from _mamba2_lines(mixer, "a")
+    elif isinstance(mixer, Mamba1Spec | Mamba2Spec):
+        yield from _state_space_lines(mixer, "a")
     elif isinstance(mixer, RgLruSpec):
         yield from _rg_lru_lines(mixer)
     elif isinstance(mixer, AttentionSpec):
@@ -175,6 +199,14 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
     )
     if attention.clip is not None:
         yield f"q, k, v = clip(q, {attention.clip:g}), clip(k, …), clip(v, …)", ""
+    if attention.taps is not None:
+        first, second = attention.taps
+        notes = f"over {first} and {second} tokens: of each channel, then of each head"
+        yield "v = [v, (h @ Wv2) of the token before]", "half of the values each"
+        yield "means = (q + k) / 2", "of each query and its key"
+        yield "q, k = convolve(convolve(q)), convolve(convolve(k))", notes
+        yield "q = rms_norm(q + means)", "of each head, no weights"
+        yield "k = rms_norm(k + mean(means)) * key_factor", "a number for each head"
     norms: list[tuple[str, str]] = []
     if attention.qk_norm:
         of = {
@@ -296,15 +328,24 @@ def _lightning_lines(lightning: LightningSpec) -> Iterator[tuple[str, str]]:
     yield f"a = (rms_norm(S q) * sigmoid(z)){scale} @ Wo", "all heads are normalised together"
 
 
-def _mamba1_lines(mamba: Mamba1Spec) -> Iterator[tuple[str, str]]:
+def _state_space_lines(mamba: Mamba1Spec | Mamba2Spec, result: str) -> Iterator[tuple[str, str]]:
+    if isinstance(mamba, Mamba1Spec):
+        yield from _mamba1_lines(mamba, result)
+    else:
+        yield from _mamba2_lines(mamba, result)
+
+
+def _mamba1_lines(mamba: Mamba1Spec, result: str) -> Iterator[tuple[str, str]]:
     yield "x, z = h @ Wx, h @ Wz", f"{mamba.size:,} channels{', with biases' if mamba.bias else ''}"
     yield "x = silu(convolve(x))", f"over {mamba.taps} tokens"
-    yield "low, b, c = x @ Wlow, x @ Wb, x @ Wc", f"of {mamba.rank}, {mamba.state_size} and as many"
+    sizes = f"of {mamba.rank}, {mamba.state_size} and as many"
+    groups = f", of each of {mamba.groups} groups of channels" if mamba.groups > 1 else ""
+    yield "low, b, c = x @ Wlow, x @ Wb, x @ Wc", sizes + groups
     if mamba.norm_eps is not None:
         yield "low, b, c = rms_norm(low), rms_norm(b), rms_norm(c)", f"eps {mamba.norm_eps:g}"
     yield "step = softplus(low @ Wstep + offset)", ""
     yield "S = exp(-exp(a_log) step) S + step x b", "of each channel, from the token before"
-    yield "a = ((S c + d x) * silu(z)) @ Wout", "with bias" if mamba.bias else ""
+    yield f"{result} = ((S c + d x) * silu(z)) @ Wout", "with bias" if mamba.bias else ""
 
 
 def _mamba2_lines(mamba: Mamba2Spec, result: str) -> Iterator[tuple[str, str]]:
@@ -375,10 +416,17 @@ def _feed_forward_lines(
         return
     of = feed_forward
     rows = f"{norm}(x)" if of.apart else "h"
+    if of.router_size:
+        carried = " + carry * r" if of.carries else ""
+        notes = f"through {of.router_size}{', and r of the layer before' if carried else ''}"
+        yield f"r = h @ inner + bias{carried}", notes
+        yield f"h2 = gelu(gelu({norm}(r) @ first + bias) @ second + bias)", ""
+        rows = "h2"
     scored = f"{of.scoring}({rows} @ router{' + bias' if of.router_bias else ''})"
+    rows = f"{norm}(x)" if of.apart else "h"
     groups = f", of the best {of.kept_groups} of {of.groups} groups" if of.groups > 1 else ""
     chosen = "scores + correction" if of.correction else "scores"
-    yield f"scores = {scored}", f"{of.count} experts"
+    yield f"scores = {scored}", f"{of.count} experts{', and none' if of.skips else ''}"
     yield f"chosen = top_k({chosen}, {of.top_k})", f"for each token{groups}"
     weights = (
         "scores[chosen]"

@@ -86,7 +86,8 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
             f"{source}: architecture {', '.join(names) or 'not named'} is not supported.",
             hint=f"Supported: {', '.join(ARCHITECTURES)}.",
         )
-    given = {**(config.get("text_config") or {}), **config}
+    stated = {**(config.get("text_config") or {}), **config}
+    given = _rename_layer_kinds(FAMILIES[family].layer_kinds, stated)
     if reason := FAMILIES[family].left_out(given):
         raise ModelError(
             f"{source}: {reason} is not supported by our code.",
@@ -114,6 +115,18 @@ def spec_from_config(config: Config, source: str) -> ModelSpec:
     config_fields.parse_token_ids(list(spec.eos_ids), spec.vocab_size, source, "eos_token_id")
     config_fields.parse_token_ids(spec.bos_id, spec.vocab_size, source, "bos_token_id")
     return spec
+
+
+def _rename_layer_kinds(kinds: Mapping[str, str], config: Config) -> Config:
+    """Returns a config with types of layers renamed, in their list and in the rotary parameters."""
+    ropes = config.get("rope_parameters")
+    types = config.get("layer_types")
+    renamed: dict[str, Json] = {}
+    if kinds and isinstance(types, list):
+        renamed["layer_types"] = [kinds.get(each, each) for each in types]
+    if kinds and isinstance(ropes, Mapping):
+        renamed["rope_parameters"] = {kinds.get(name, name): each for name, each in ropes.items()}
+    return {**config, **renamed}
 
 
 def _complete_config(family: Family, given: Config, source: str) -> dict[str, Json]:

@@ -17,6 +17,7 @@ from typing import Literal
 from sglang_lite.protocol import ParameterError
 from sglang_lite.runtime.models.parameters import ParameterSpec, output_projection_role
 from sglang_lite.runtime.models.spec import (
+    AttentionSpec,
     ConvSpec,
     DeltaSpec,
     DenseSpec,
@@ -200,12 +201,18 @@ def _mixer_problem(a: MixerSpec, tp: int, *, even: bool) -> str | None:
     """Returns the part of a mixer that ranks can't share, as `_sharing_problem` does."""
     if isinstance(a, NoMixerSpec):
         return None
+    if isinstance(a, AttentionSpec) and a.taps is not None and tp > 1:
+        return "attention with convolutions"
     kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
     uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
-    if a.heads >= tp and (kv_heads >= tp or tp % kv_heads == 0) and not (even and uneven):
+    whole = isinstance(a, Mamba1Spec)  # ranks have whole groups of channels
+    several = kv_heads >= tp or (tp % kv_heads == 0 and not whole)
+    if a.heads >= tp and several and not (even and uneven):
         return None
     if isinstance(a, Mamba2Spec):
         return f"{a.heads} heads in {kv_heads} groups"
+    if isinstance(a, Mamba1Spec) and a.groups > 1:
+        return f"{a.groups} groups of channels"
     what = "channels" if isinstance(a, ConvSpec | Mamba1Spec) else "heads"
     return f"{a.heads} {what}" + (
         f" with {kv_heads} of keys and values" if kv_heads != a.heads else ""
@@ -217,7 +224,8 @@ def _layer_spec_of_rank(
 ) -> LayerSpec:
     fed = layer.feed_forward
     attention = _mixer_spec_of_rank(layer.attention, parallel.row_group_layout)
-    beside = layer.beside and _mamba2_spec_of_rank(layer.beside, parallel.row_group_layout)
+    beside = layer.beside and _mixer_spec_of_rank(layer.beside, parallel.row_group_layout)
+    assert isinstance(beside, Mamba2Spec | Mamba1Spec | None)
     layer = replace(layer, attention=attention, beside=beside)
     if isinstance(fed, DenseSpec):
         size = len(_inner_range(fed.size, parallel))
@@ -232,24 +240,23 @@ def _mixer_spec_of_rank(a: MixerSpec, parallel: Parallel) -> MixerSpec:
     if isinstance(a, NoMixerSpec):
         return a
     heads, kv_heads = head_shares(a, parallel)
-    if isinstance(a, ConvSpec | Mamba1Spec):
+    if isinstance(a, ConvSpec):
         return replace(a, size=len(heads))
+    if isinstance(a, Mamba1Spec) and a.groups == 1:
+        return replace(a, size=len(heads), sharers=parallel.tp)
+    if isinstance(a, Mamba1Spec):
+        return replace(a, size=len(heads), groups=len(kv_heads))
     if isinstance(a, DeltaSpec):
         return replace(a, value_heads=len(heads), key_heads=len(kv_heads))
     if isinstance(a, LightningSpec):
         return replace(a, slopes=a.slopes[heads.start : heads.stop])
     if isinstance(a, Mamba2Spec):
-        return _mamba2_spec_of_rank(a, parallel)
+        sharers = max(parallel.tp // a.groups, 1)
+        return replace(a, heads=len(heads), groups=len(kv_heads), sharers=sharers)
     if isinstance(a, LatentSpec | RgLruSpec):
         return replace(a, heads=len(heads))
     slopes = a.slopes[heads.start : heads.stop]
     return replace(a, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes)
-
-
-def _mamba2_spec_of_rank(a: Mamba2Spec, parallel: Parallel) -> Mamba2Spec:
-    heads, groups = head_shares(a, parallel)
-    sharers = max(parallel.tp // a.groups, 1)
-    return replace(a, heads=len(heads), groups=len(groups), sharers=sharers)
 
 
 def _experts(
@@ -385,7 +392,7 @@ def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> Rank
     if isinstance(a, Mamba2Spec):
         return _mamba2_part(a, matrix, heads, kv_heads)
     if isinstance(a, Mamba1Spec):
-        return _mamba1_part(matrix, heads)
+        return _mamba1_part(matrix, heads, kv_heads)
     if isinstance(a, RgLruSpec):
         return _rg_lru_part(a, matrix, heads)
     if isinstance(a, LatentSpec):
@@ -396,7 +403,7 @@ def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> Rank
             "output_gating": 1,
         }.get(matrix)
         return None if size is None else _scale_range("outputs", heads, size)
-    name, _, head = matrix.partition(".")
+    name, _, head = matrix.removeprefix("second_").partition(".")
     of_rank = kv_heads if name in ("k", "v", "k_norm") else heads
     if head:  # the norm of one head
         return None if int(head) in of_rank else NOTHING
@@ -436,8 +443,11 @@ def _mamba2_part(a: Mamba2Spec, matrix: str, heads: range, groups: range) -> Ran
     return None if size is None else _scale_range("outputs", heads, size)
 
 
-def _mamba1_part(matrix: str, channels: range) -> RankPart | None:
-    """Returns the part of a parameter for a rank's channels."""
+def _mamba1_part(matrix: str, channels: range, groups: range) -> RankPart | None:
+    """Returns the part of a parameter for a rank's channels, or groups of channels."""
+    _, _, group = matrix.partition(".")
+    if group:
+        return None if int(group) in groups else NOTHING
     if matrix.endswith("_norm") or not matrix.startswith("mamba_"):
         return None
     return _scale_range("inputs" if matrix == "mamba_low" else "outputs", channels)

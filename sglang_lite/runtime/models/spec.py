@@ -86,6 +86,8 @@ class AttentionSpec:
         slopes: for each head, the number by which its scores grow with each position of the key
             (ALiBi, arXiv:2108.12409); empty for none.
         output_scale: factor of the outputs, before the output projection.
+        taps: numbers of tokens that the two convolutions of queries and keys cover, the current one
+            included, as `layers.cca` describes; None for no convolutions.
     """
 
     heads: int
@@ -113,6 +115,7 @@ class AttentionSpec:
     causal: bool = True
     slopes: tuple[float, ...] = ()
     output_scale: float = 1.0
+    taps: tuple[int, int] | None = None
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -132,6 +135,21 @@ class AttentionSpec:
         return self.kv_heads * self.value_size if own else 0
 
     @property
+    def state(self) -> StatePlanes | None:
+        """State of the convolutions: their last inputs, which each of the second one's taps has."""
+        if self.taps is None:
+            return None
+        first, second = self.taps
+        channels = (self.heads + self.kv_heads) * self.key_size
+        earlier = max(first + second - 2, 1)
+        return StatePlanes(earlier, second * channels + self.projected_values // 2, (1,))
+
+    @property
+    def projections(self) -> int:
+        """Outputs of the projections of queries, keys and values."""
+        return self.heads * self.key_size + self.projected_keys + self.projected_values
+
+    @property
     def gate_size(self) -> int:
         """Numbers of a head's output gate."""
         return self.output_gate * (1 if self.gate_by_head else self.value_size)
@@ -149,7 +167,8 @@ class AttentionSpec:
     @property
     def activation_elements(self) -> int:
         """Activation elements that attention needs per token at its peak."""
-        return (self.heads + 2 * self.kv_heads) * self.key_size * 2
+        convolved = 0 if self.state is None else 8 * self.state.channels
+        return (self.heads + 2 * self.kv_heads) * self.key_size * 2 + convolved
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
@@ -569,7 +588,8 @@ class Mamba1Spec(_WithoutKeys):
         out = (S c + d x) * silu(z)
 
     with a further projection z of the hidden state. A sequence has one state, of a constant size,
-    for all of its tokens.
+    for all of its tokens. With `groups`, each group of channels has its own low, b and c, which are
+    projections of the group's x (Zamba).
 
     Attributes:
         size: number of channels.
@@ -580,6 +600,8 @@ class Mamba1Spec(_WithoutKeys):
         norm_weight: whether these norms have weights.
         conv_bias: whether the convolution has a bias.
         bias: whether the projections of the hidden state and the output projection have biases.
+        groups: number of groups of consecutive channels.
+        sharers: number of ranks that share a group's channels.
     """
 
     size: int
@@ -590,16 +612,19 @@ class Mamba1Spec(_WithoutKeys):
     norm_weight: bool = True
     conv_bias: bool = True
     bias: bool = False
+    groups: int = 1
+    sharers: int = 1
     value_size: ClassVar[int] = 1  # of each channel
 
     @property
     def heads(self) -> int:
-        """Number of parts that ranks can share: the channels."""
+        """Number of channels."""
         return self.size
 
     @property
     def kv_heads(self) -> int:
-        return self.size
+        """Number of parts that ranks can share: the channels, or groups of them."""
+        return self.size if self.groups == 1 else self.groups
 
     @property
     def low_sizes(self) -> tuple[int, int, int]:
@@ -613,7 +638,7 @@ class Mamba1Spec(_WithoutKeys):
     @property
     def activation_elements(self) -> int:
         """Activation elements that the layer needs per token at its peak. Some are in float32."""
-        return 12 * self.size + 2 * sum(self.low_sizes)
+        return 12 * self.size + 2 * self.groups * sum(self.low_sizes)
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
@@ -747,6 +772,9 @@ class ExpertsSpec:
             their own, and the outputs of the last two are normalised before they are added. The
             router's norm then has a learnt weight, times hidden_size ** -0.5.
         expert_scales: whether each expert has a learnt factor of its weight.
+        router_size: elements of the router's hidden layers; 0 for none.
+        carries: whether the router also reads the hidden layer of the router in the layer before.
+        skips: whether the router may choose that no expert gets a token.
         own: experts whose matrices a rank has, in order; None for all.
     """
 
@@ -773,9 +801,17 @@ class ExpertsSpec:
     shared_gate: bool = False
     apart: bool = False
     expert_scales: bool = False
+    router_size: int = 0
+    carries: bool = False
+    skips: bool = False
     own: tuple[int, ...] | None = None
     gate_scale: ClassVar[float] = 1.0
     inner_scale: ClassVar[float] = 1.0
+
+    @property
+    def classes(self) -> int:
+        """Number of the router's logits."""
+        return self.count + self.skips
 
     @property
     def experts(self) -> Sequence[int]:
@@ -800,6 +836,45 @@ NO_FEED_FORWARD = DenseSpec(0)
 
 
 @dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """Block of a layer whose attention and feed-forward only change the input of its state space
+    (Zamba, arXiv:2405.16712). With e, the token's embedding as it enters the first layer:
+
+        h = attention(norm([x, e]))
+        h = feed_forward(norm(h)) @ W
+        x <- x + state_space(norm(x + h))
+
+    Several layers may share the weights of attention, the feed-forward and the first two norms.
+    Each layer has its own keys and values, its own W and, to the first projections of both, its own
+    low-rank additions (arXiv:2411.15242).
+
+    Attributes:
+        weights_of: index of the earlier layer whose shared weights this layer uses; None for its
+            own.
+        attention_rank: rank of the additions to queries, keys and values; 0 for none.
+        feed_forward_rank: rank of the addition to the gate and up projections; 0 for none.
+    """
+
+    weights_of: int | None = None
+    attention_rank: int = 0
+    feed_forward_rank: int = 0
+
+    def weight_elements(self, hidden: int, attention: AttentionSpec, feed_forward: int) -> int:
+        """Counts the elements of the layer's own matrices in the block.
+
+        Args:
+            hidden: size of the hidden state.
+            attention: the block's attention.
+            feed_forward: intermediate size of its feed-forward.
+        """
+        return (
+            hidden * hidden
+            + self.attention_rank * (6 * hidden + attention.projections)
+            + self.feed_forward_rank * (hidden + 2 * feed_forward)
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Transformer layer: attention, then a feed-forward, each added to the residual. One of the two
     may be missing.
@@ -815,11 +890,16 @@ class LayerSpec:
         parallel: "" if the feed-forward follows attention. Otherwise both read the same residual
             and are added to it together, with "one norm" for both or "two norms".
         beside: state space that reads the same input as attention, and whose output is added to
-            attention's (Falcon-H1), or None.
+            attention's (Falcon-H1), or None. With `block`, it runs after attention and the
+            feed-forward.
         scaled: whether the layer's result, residual included, is multiplied by a learnt number.
         input_size: elements of an input that the layer gets for each token besides the residual; 0
             for none. At the layer's end, the residual is multiplied by a matrix and activated. The
             result is multiplied by this input, projected, normalised and added to the residual.
+        residual_weights: whether a block's output and the residual are each shifted and scaled, by
+            learnt vectors, before they are added.
+        block: what attention and the feed-forward are if only `beside` reads their output; None if
+            they are added to the residual.
     """
 
     attention: MixerSpec
@@ -828,9 +908,18 @@ class LayerSpec:
     kept: tuple[float, float] = (1.0, 1.0)
     residual_scale: float = 1.0
     parallel: Literal["", "one norm", "two norms"] = ""
-    beside: Mamba2Spec | None = None
+    beside: Mamba2Spec | Mamba1Spec | None = None
     scaled: bool = False
     input_size: int = 0
+    residual_weights: bool = False
+    block: BlockSpec | None = None
+
+    @property
+    def state(self) -> StatePlanes | None:
+        """State that the layer keeps of a sequence, or None."""
+        if (mixer := self.state_mixer) is not None:
+            return mixer.state
+        return self.attention.state if isinstance(self.attention, AttentionSpec) else None
 
     @property
     def state_mixer(self) -> StateSpec | None:
@@ -871,8 +960,15 @@ class LayerSpec:
         """True if the layer has a feed-forward."""
         return self.feed_forward.size > 0
 
+    def attention_inputs(self, hidden: int) -> int:
+        """Returns the number of elements of attention's input."""
+        return hidden if self.block is None else 2 * hidden
+
     def weight_elements(self, hidden: int) -> int:
-        """Counts the elements of the weight matrices."""
+        """Counts the elements of the weight matrices, without those of another layer's block."""
+        if self.block is not None and self.block.weights_of is not None:
+            assert self.beside is not None
+            return self.beside.weight_elements(hidden) + self._block_elements(hidden)
         return self._mixer_elements(hidden) + self.feed_forward.weight_elements(hidden)
 
     def active_weight_elements(self, hidden: int) -> int:
@@ -886,7 +982,16 @@ class LayerSpec:
 
     def _mixer_elements(self, hidden: int) -> int:
         inputs = 2 * hidden * self.input_size
-        return inputs + sum(mixer.weight_elements(hidden) for mixer in self.mixers)
+        mixers = sum(mixer.weight_elements(hidden) for mixer in self.mixers)
+        if self.block is None:
+            return inputs + mixers
+        assert isinstance(self.attention, AttentionSpec)
+        return mixers + hidden * self.attention.projections + self._block_elements(hidden)
+
+    def _block_elements(self, hidden: int) -> int:
+        assert self.block is not None
+        assert isinstance(self.attention, AttentionSpec)
+        return self.block.weight_elements(hidden, self.attention, self.feed_forward.size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -908,6 +1013,7 @@ class ModelSpec:
         norm_offset: number added to stored norm weights; 1.0 if norms multiply by (1 + weight).
         head_bias: whether the head has a bias.
         embedding_norm: whether embeddings are normalised before the first layer.
+        embedding_weights: whether embeddings are shifted and scaled by learnt vectors.
         embedding_scale, logit_scale: factors of embeddings and logits.
         logit_softcap: cap c of the logits, which become c * tanh(logits / c), or None.
         eos_ids: tokens that end a sequence.
@@ -933,6 +1039,7 @@ class ModelSpec:
     norm_offset: float = 0.0
     head_bias: bool = False
     embedding_norm: bool = False
+    embedding_weights: bool = False
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
@@ -964,7 +1071,27 @@ class ModelSpec:
         """True if layers can't run one by one, because some read another layer's keys or get inputs
         besides the residual.
         """
-        return self.layer_input_size > 0 or bool(self.key_readers)
+        others = self.layer_input_size > 0 or self.router_size > 0
+        return others or bool(self.key_readers) or self.reads_embeddings
+
+    @property
+    def router_size(self) -> int:
+        """Elements of the routers' hidden layers, which each layer's router passes to the next."""
+        fed = (layer.feed_forward for layer in self.layers)
+        return max((x.router_size for x in fed if isinstance(x, ExpertsSpec)), default=0)
+
+    @property
+    def reads_embeddings(self) -> bool:
+        """True if layers read tokens' embeddings besides the residual."""
+        return any(layer.block is not None for layer in self.layers)
+
+    @property
+    def borrowed_blocks(self) -> Mapping[int, int]:
+        """Layers whose block has the weights of an earlier layer's block, with the index of that
+        layer.
+        """
+        blocks = ((i, layer.block) for i, layer in enumerate(self.layers))
+        return {i: x.weights_of for i, x in blocks if x is not None and x.weights_of is not None}
 
     @property
     def key_readers(self) -> tuple[int, ...]:
@@ -975,8 +1102,7 @@ class ModelSpec:
     @property
     def states(self) -> tuple[StatePlanes | None, ...]:
         """State that each layer keeps of a sequence; None for a layer without a recurrent state."""
-        mixers = (layer.state_mixer for layer in self.layers)
-        return tuple(None if mixer is None else mixer.state for mixer in mixers)
+        return tuple(layer.state for layer in self.layers)
 
     @property
     def kv_layout(self) -> KVLayout:

@@ -8,6 +8,7 @@ that no other part needs, so a part can be rebuilt by itself once all of its ten
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterator
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
@@ -25,12 +26,19 @@ from sglang_lite.runtime.models.layers.linear import (
     PairedLinear,
     RowByRow,
 )
+from sglang_lite.runtime.models.layers.low_rank import LowRank
 from sglang_lite.runtime.models.layers.mamba import Mamba1Weights
+from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameters import (
+    ATTENTION_ADDITION,
     DELTA_KERNELS,
+    EMBEDDING_WEIGHTS,
+    FEED_FORWARD_ADDITION,
     MAMBA1_NORMS,
     MAMBA2_KERNELS,
+    RESIDUAL_WEIGHTS,
+    ROUTER_MATRICES,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
@@ -94,6 +102,16 @@ _OTHERS = {
     "conv_kernel": "kernel",
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
+    **dict.fromkeys(("first_taps", "second_taps", "key_factor"), "convolutions"),
+    **{role: part for part, roles in RESIDUAL_WEIGHTS.items() for role in roles},
+}
+# roles of the weights of attention's convolutions -> attribute
+_CONVOLUTIONS = {
+    "first_taps": "first",
+    "first_taps_bias": "first_bias",
+    "second_taps": "second",
+    "second_taps_bias": "second_bias",
+    "key_factor": "scale",
 }
 # roles of parameters that are each a separate part
 _OWN = frozenset(
@@ -111,14 +129,28 @@ _OWN = frozenset(
         "inputs_output",
         "inputs_norm",
         "layer_scale",
+        "block_output",
+        "beside_norm",
     )
 )
+# roles of low-rank additions -> attribute
+_ADDITIONS = {
+    role: part
+    for part, additions in (
+        ("qkv_addition", ATTENTION_ADDITION),
+        ("gate_up_addition", FEED_FORWARD_ADDITION),
+    )
+    for roles in additions
+    for role in roles
+}
 
 
 def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
     """Returns the key of the part that a parameter belongs to."""
     role = parameter.role.removesuffix("_bias").partition(".")[0]
     if parameter.layer is None:
+        if role in EMBEDDING_WEIGHTS:
+            return None, "embedding_sum"
         return None, "layer_inputs" if role.startswith("layer_inputs") else role
     layer = spec.layers[parameter.layer]
     if role in input_projection_roles(layer.attention):
@@ -132,6 +164,8 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
         return parameter.layer, role
     if role in _STATE or role in _STATE_PRODUCTS:
         return parameter.layer, "state"
+    if role in _ADDITIONS:
+        return parameter.layer, _ADDITIONS[role]
     return parameter.layer, "latent" if role in _LATENT else _OTHERS.get(role, "feed_forward")
 
 
@@ -150,6 +184,8 @@ def part_builders(model: Decoder, reader: WeightReader) -> dict[PartKey, Callabl
         functions[None, "position_table"] = reader.position_table
     if model.spec.embedding_norm:
         functions[None, "embedding_norm"] = reader.embedding_norm
+    if model.spec.embedding_weights:
+        functions[None, "embedding_sum"] = reader.embedding_sum
     if model.spec.layer_input_tokens:
         functions[None, "layer_inputs"] = reader.layer_inputs
     for i in range(len(model.layers)):
@@ -173,7 +209,8 @@ def part_keys(model: Decoder) -> Iterator[PartKey]:
     table = ((None, "position_table"),) if model.spec.learned_positions else ()
     norm = ((None, "embedding_norm"),) if model.spec.embedding_norm else ()
     inputs = ((None, "layer_inputs"),) if model.spec.layer_input_tokens else ()
-    yield from ((None, "embedding"), *own, *table, *norm, *inputs, (None, "norm"))
+    sums = ((None, "embedding_sum"),) if model.spec.embedding_weights else ()
+    yield from ((None, "embedding"), *own, *table, *norm, *sums, *inputs, (None, "norm"))
     for i in range(len(model.layers)):
         yield from ((i, name) for name in LAYER_PARTS)
 
@@ -318,11 +355,23 @@ class WeightParts:
         if role == "expert_scales":
             assert not isinstance(layer.feed_forward, FeedForward)
             return layer.feed_forward.scales
+        if parameter.role in _CONVOLUTIONS:
+            held: torch.Tensor = getattr(layer.convolutions, _CONVOLUTIONS[parameter.role])
+            return held
+        for part, roles in RESIDUAL_WEIGHTS.items():
+            if role in roles:
+                weights: torch.Tensor = getattr(layer, part)
+                return weights[roles.index(role)]
+        if role in ("router_carry", "router_inner_norm"):
+            router = _router_mlp(layer)
+            return router.carry if role == "router_carry" else router.norm
         if role == "conv_kernel":
             assert layer.kernel is not None
             return layer.kernel[-1] if is_bias else layer.kernel[:-1].T
         if role in _STATE:
             return self._held_state_tensor(layer.state, parameter)
+        if isinstance(layer.state, Mamba1Weights) and role in _STATE_PRODUCTS:
+            return _dense_matrix(getattr(layer.state, _STATE_PRODUCTS[role])[int(head or 0)])
         if role == "correction":
             assert not isinstance(layer.feed_forward, FeedForward)
             return layer.feed_forward.correction
@@ -361,12 +410,13 @@ class WeightParts:
         self, weights: StateWeights | None, parameter: ParameterSpec
     ) -> torch.Tensor:
         """Returns a parameter, other than the projections, of a layer with a recurrent state."""
-        role = parameter.role.removesuffix("_bias")
+        role, _, group = parameter.role.removesuffix("_bias").partition(".")
         if isinstance(weights, Mamba1Weights) and role in MAMBA1_NORMS:
             return weights.norms[MAMBA1_NORMS.index(role)]
         found: torch.Tensor = getattr(weights, _STATE[role])
         if _STATE[role] != "kernel":
-            return found
+            size = parameter.shape[0]
+            return found.narrow(0, int(group) * size, size) if group else found
         channels = [
             p
             for p in self._of_part[part_key(self._model.spec, parameter)]
@@ -393,6 +443,9 @@ def _held_model_tensor(model: Decoder, parameter: ParameterSpec) -> torch.Tensor
             return inputs.norm if parameter.role.endswith("norm") else inputs.table
         case "layer_inputs_projection" if inputs is not None:
             return _dense_matrix(inputs.projection)
+        case "embedding_shift" | "embedding_factor":
+            assert model.embedding_sum is not None
+            return model.embedding_sum[EMBEDDING_WEIGHTS.index(parameter.role)]
         case "embedding":
             return model.embedding if isinstance(model.embedding, torch.Tensor) else None
         case "position_table":
@@ -460,8 +513,10 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         assert isinstance(attention, LatentSpec)
         assert layer.latent is not None
         return layer.latent.queries, ("q_b",), latent_query_deinterleave_order(attention)
-    if role in ("inputs_first", "inputs_output"):
+    if role in ("inputs_first", "inputs_output", "block_output"):
         return getattr(layer, role), (role,), None
+    if role in _ADDITIONS:
+        return _product_of_addition(getattr(layer, _ADDITIONS[role]), role)
     if role in _STATE_PRODUCTS:
         return getattr(layer.state, _STATE_PRODUCTS[role]), (role,), None
     beside = layer.spec.beside
@@ -473,7 +528,11 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         return layer.output, (role,), None
     if role in ("router", "shared_expert_gate"):
         assert not isinstance(fed, FeedForward)
+        if isinstance(fed.router, RouterMlp) and role == "router":
+            return fed.router.last, (role,), None
         return fed.router if role == "router" else fed.shared_gate, (role,), None
+    if role in ROUTER_MATRICES:
+        return getattr(_router_mlp(layer), ROUTER_MATRICES[role]), (role,), None
     prefix, _, kind = role.rpartition("_")
     prefix = f"{prefix}_" if prefix else ""
     if expert is not None and not isinstance(fed, Experts | FeedForward):
@@ -493,6 +552,22 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
     if kind == "down":
         return fed.down, (role,), None
     return fed.gate_up, (f"{prefix}gate", f"{prefix}up") if fed.spec.gated else (role,), None
+
+
+def _router_mlp(layer: Layer) -> RouterMlp:
+    fed = layer.feed_forward
+    assert not isinstance(fed, FeedForward)
+    assert isinstance(fed.router, RouterMlp)
+    return fed.router
+
+
+def _product_of_addition(addition: LowRank, role: str) -> _Product:
+    """Same as `_product`, for a matrix of low-rank additions."""
+    whole = ATTENTION_ADDITION if role in chain(*ATTENTION_ADDITION) else FEED_FORWARD_ADDITION
+    for second, (_, *seconds) in zip(addition.seconds, whole):
+        if role in seconds:
+            return second, tuple(seconds), None
+    return addition.first, tuple(first for first, *_ in whole), None
 
 
 class _Matrix:

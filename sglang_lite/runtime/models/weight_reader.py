@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from sglang_lite.protocol import ModelError
 from sglang_lite.runtime.kernels.attention_metadata import AttentionRules
+from sglang_lite.runtime.models.layers.cca import CcaWeights, build_cca_weights
 from sglang_lite.runtime.models.layers.delta import DeltaWeights
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward
 from sglang_lite.runtime.models.layers.latent import HeadProduct, LatentMatrices
@@ -20,14 +21,21 @@ from sglang_lite.runtime.models.layers.layer_inputs import LayerInputs
 from sglang_lite.runtime.models.layers.lightning import LightningWeights
 from sglang_lite.runtime.models.layers.linear import Linear, missing_linear, stack_weights
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
+from sglang_lite.runtime.models.layers.low_rank import LowRank
 from sglang_lite.runtime.models.layers.mamba import Mamba1Weights, Mamba2Weights
 from sglang_lite.runtime.models.layers.rg_lru import RgLruWeights
 from sglang_lite.runtime.models.layers.rope import RotaryTable
+from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import (
+    ATTENTION_ADDITION,
     DELTA_KERNELS,
+    EMBEDDING_WEIGHTS,
+    FEED_FORWARD_ADDITION,
     MAMBA2_KERNELS,
+    RESIDUAL_WEIGHTS,
+    ROUTER_MATRICES,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
@@ -117,6 +125,13 @@ class Layer:
         inputs_first, inputs_output, inputs_norm: matrices of the layer's own inputs, and weight of
             the norm after them.
         layer_scale: [1], factor of the layer's result.
+        qkv_addition, gate_up_addition: additions to the first projections of a block's attention
+            and feed-forward, or None.
+        block_output, beside_norm: linear layer from a block to the input of the state space, and
+            weight of the norm after it.
+        convolutions: weights of attention's convolutions, or None.
+        attention_sum, mlp_sum: [4, hidden_size], shift and factor of a block's output, then of the
+            residual, or None.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each rank
             has its own rows.
     """
@@ -146,6 +161,13 @@ class Layer:
     inputs_output: Linear
     inputs_norm: torch.Tensor | None
     layer_scale: torch.Tensor | None
+    qkv_addition: LowRank | None
+    gate_up_addition: LowRank | None
+    block_output: Linear
+    beside_norm: torch.Tensor | None
+    convolutions: CcaWeights | None
+    attention_sum: torch.Tensor | None
+    mlp_sum: torch.Tensor | None
     shared: SharedFeedForward | None = None
     slopes: torch.Tensor | None = None
 
@@ -170,6 +192,8 @@ class Layer:
 LAYER_PARTS = tuple(
     field.name for field in fields(Layer) if field.name not in ("spec", "rope", "shared", "slopes")
 )
+# attributes that layers with the same block share
+BLOCK_PARTS = ("input_norm", "qkv", "output", "mlp_norm", "feed_forward")
 
 
 class WeightReader:
@@ -233,6 +257,7 @@ class WeightReader:
         )
         self.linears = linears or LinearBuilder(precision, device, fused=fused)
         self._expert_stacker: ExpertStacker | None = None
+        self._lenders: dict[int, Layer] = {}  # layers whose blocks later ones use
 
     def rotary_tables(self, positions: int) -> list[RotaryTable]:
         """Builds rotary tables for `positions` positions, one for each of the spec's ropes."""
@@ -323,6 +348,11 @@ class WeightReader:
             self._of_model["embedding_norm"], self._of_model.get("embedding_norm_bias")
         )
 
+    def embedding_sum(self) -> torch.Tensor:
+        """Reads the shift and the factor of embeddings, [2, hidden_size]."""
+        vectors = [self._tensors.numbers(self._of_model[role]) for role in EMBEDDING_WEIGHTS]
+        return torch.stack(vectors).to(self.device, self.precision.compute)
+
     def norm(self) -> torch.Tensor:
         """Reads the weight of the norm before the head, in the form described in `Layer`. Returns
         ones if the norm has no weight.
@@ -337,16 +367,21 @@ class WeightReader:
     def layer(self, index: int) -> Layer:
         spec = self.of_rank.layers[index - self.layers.start]
         parts = {name: make() for name, make in self.layer_parts(index).items()}
+        if (lender := self.of_rank.borrowed_blocks.get(index)) is not None:
+            parts |= {name: getattr(self._lenders[lender], name) for name in BLOCK_PARTS}
         mixer = spec.attention
         attends = isinstance(mixer, AttentionSpec | LatentSpec)
         rope = self._ropes.index(mixer.rope) if attends else 0
         slopes = getattr(mixer, "slopes", None)
         slopes = torch.tensor(slopes, device=self.device) if slopes else None
-        return Layer(spec=spec, rope=rope, slopes=slopes, **parts)
+        layer = Layer(spec=spec, rope=rope, slopes=slopes, **parts)
+        if index in self.of_rank.borrowed_blocks.values():
+            self._lenders[index] = layer
+        return layer
 
     def layer_parts(self, index: int) -> dict[str, Callable[[], Any]]:  # any attribute of `Layer`
-        """Returns a function for each attribute of `Layer` that holds weights. The function builds
-        the attribute's value. No two functions use the same tensor.
+        """Returns a function for each attribute of `Layer` that holds weights of its own. The
+        function builds the attribute's value. No two functions use the same tensor.
         """
         spec = self.of_rank.layers[index - self.layers.start]
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
@@ -429,11 +464,58 @@ class WeightReader:
                 if spec.scaled
                 else None
             ),
+            "convolutions": lambda: self._build_convolutions(table, attention),
+            "attention_sum": lambda: self._residual_weights(table, spec, "attention_sum"),
+            "mlp_sum": lambda: self._residual_weights(table, spec, "mlp_sum"),
+            "qkv_addition": lambda: self._build_addition(table, ATTENTION_ADDITION),
+            "gate_up_addition": lambda: self._build_addition(table, FEED_FORWARD_ADDITION),
+            "block_output": lambda: (
+                missing_linear if spec.block is None else self._linear(table, ("block_output",))
+            ),
+            "beside_norm": lambda: (
+                None if spec.block is None else self._norm(table["beside_norm", None])
+            ),
         }
+        borrowed = BLOCK_PARTS if index in self.of_rank.borrowed_blocks else ()
         return {
             name: partial(_build_and_free_stacks, self._tensors, make)
             for name, make in functions.items()
+            if name not in borrowed
         }
+
+    def _build_convolutions(self, table: Table, spec: MixerSpec) -> CcaWeights | None:
+        if not isinstance(spec, AttentionSpec) or spec.taps is None:
+            return None
+        return build_cca_weights(
+            first=self._read_numbers(table, "first_taps"),
+            first_bias=self._read_numbers(table, "first_taps_bias"),
+            second=self._read_numbers(table, "second_taps"),
+            second_bias=self._read_numbers(table, "second_taps_bias"),
+            scale=self._read_numbers(table, "key_factor"),
+            values=spec.projected_values // 2,
+        )
+
+    def _residual_weights(self, table: Table, spec: LayerSpec, part: str) -> torch.Tensor | None:
+        if not spec.residual_weights:
+            return None
+        vectors = [self._read_numbers(table, role) for role in RESIDUAL_WEIGHTS[part]]
+        return torch.stack(vectors).to(self.precision.compute)
+
+    def _build_addition(self, table: Table, roles: Sequence[Sequence[str]]) -> LowRank | None:
+        """Reads low-rank additions to a block's projections. Returns None if there are none.
+
+        Args:
+            table: parameters of the layer.
+            roles: for each projection, the role of its first matrix, then those of the matrices
+                that are stacked in its second one.
+        """
+        if (roles[0][0], None) not in table:
+            return None
+        firsts = tuple(first for first, *_ in roles)
+        return LowRank(
+            self._linear(table, firsts),
+            tuple(self._linear(table, tuple(seconds)) for _, *seconds in roles),
+        )
 
     def _build_latent_matrices(self, table: Table, spec: LatentSpec) -> LatentMatrices:
         p = self.precision
@@ -489,17 +571,35 @@ class WeightReader:
         return None if spec is None else self._build_mamba2_weights(table, spec)
 
     def _build_mamba1_weights(self, table: Table, spec: Mamba1Spec) -> Mamba1Weights:
-        a_log = self._read_numbers(table, "mamba_a_log")
+        a_log = self._read_groups(table, "mamba_a_log")
+        low, steps = (
+            tuple(self._sensitive_linear(table, each) for each in self._group_roles(table, role))
+            for role in ("mamba_low", "mamba_steps")
+        )
         return Mamba1Weights(
             kernel=self._read_state_kernel(table, MAMBA2_KERNELS[:1]),
-            low=self._sensitive_linear(table, "mamba_low"),
-            steps=self._sensitive_linear(table, "mamba_steps"),
+            low=low,
+            steps=steps,
             norms=tuple(self._read_numbers(table, role) for role in mamba1_norms(spec)),
             a_log=a_log,
             rate=-a_log.exp(),
-            dt=self._read_numbers(table, "mamba_dt_offset"),
-            d=self._read_numbers(table, "mamba_d"),
+            dt=self._read_groups(table, "mamba_dt_offset"),
+            d=self._read_groups(table, "mamba_d"),
         )
+
+    def _group_roles(self, table: Table, role: str) -> list[str]:
+        """Returns a role for each group of this rank, if parameters are stored by group; else
+        `role` itself.
+        """
+
+        def is_here(name: str) -> bool:
+            return self._tensors.is_cut_for_rank(table[name, None])
+
+        groups = [name for name, _ in table if name.startswith(f"{role}.")]
+        return list(filter(is_here, groups)) or [role]
+
+    def _read_groups(self, table: Table, role: str) -> torch.Tensor:
+        return torch.cat([self._read_numbers(table, x) for x in self._group_roles(table, role)])
 
     def _build_mamba2_weights(self, table: Table, spec: Mamba2Spec) -> Mamba2Weights:
         compute = self.precision.compute
@@ -636,7 +736,8 @@ class WeightReader:
     def _experts(self, table: Table, spec: ExpertsSpec, index: int) -> Experts | GpuExperts:
         found = table.get(("correction", None))
         gate = table.get(("shared_expert_gate", None))
-        router = self._read_router(table)
+        last = self._read_router(table)
+        router = self._build_router_mlp(table, spec, last) if spec.router_size else last
         correction = (
             None if found is None else self._tensors.take_vector(found).float().to(self.device)
         )
@@ -660,6 +761,22 @@ class WeightReader:
         )
         return Experts(
             spec, router, correction, experts, shared, shared_gate, local_ids, scales=scales
+        )
+
+    def _build_router_mlp(self, table: Table, spec: ExpertsSpec, last: Linear) -> RouterMlp:
+        linears = {
+            name: self.linears.build_float32(
+                self._tensors.take_parameter(table[role, None]),
+                self._tensors.bias(table, (role,)),
+            )
+            for role, name in ROUTER_MATRICES.items()
+        }
+        return RouterMlp(
+            **linears,
+            carry=self._read_numbers(table, "router_carry") if spec.carries else None,
+            norm=self._read_numbers(table, "router_inner_norm"),
+            eps=self.spec.rms_eps,
+            last=last,
         )
 
     def _read_router(self, table: Table) -> Linear:

@@ -127,6 +127,24 @@ MAMBA = dict(
     mamba_d_state=12,
     attn_layer_indices=[1],
 )
+ZAYA = dict(
+    head_dim=12,
+    num_experts=8,
+    num_experts_per_tok=1,
+    moe_intermediate_size=24,
+    router_hidden_size=20,
+    rms_norm_eps=0.03,
+)
+ZAMBA = dict(
+    num_key_value_heads=4, n_mamba_heads=4, mamba_d_state=12, mamba_dt_rank=5, rms_norm_eps=1.0
+)
+ZAMBA2 = dict(
+    layers_block_type=["linear_attention", "hybrid", "hybrid"],
+    num_key_value_heads=4,
+    n_mamba_heads=8,
+    mamba_d_state=12,
+    rms_norm_eps=1.0,
+)
 GRANITE_HYBRID = MAMBA | dict(
     layer_types=["linear_attention", "full_attention", "linear_attention"],
     shared_intermediate_size=40,
@@ -367,6 +385,19 @@ FAMILIES: dict[str, Any] = {
         mamba_d_ssm=64, mamba_n_groups=1, mamba_rms_norm=True, mamba_norm_before_gate=False)),
     "jamba": ("JambaForCausalLM", JAMBA | dict(num_experts=4, num_experts_per_tok=2, expert_layer_offset=0)),
     "jamba-dense": ("JambaForCausalLM", JAMBA | dict(num_experts=1, mamba_proj_bias=True, mamba_conv_bias=False)),
+    "zamba": ("ZambaForCausalLM", ZAMBA | dict(num_hidden_layers=4, attn_layer_period=2, attn_layer_offset=0)),
+    "zamba-biases": ("ZambaForCausalLM", ZAMBA | dict(
+        layers_block_type=["hybrid", "linear_attention", "hybrid"], n_mamba_heads=8, num_key_value_heads=2,
+        mamba_proj_bias=True, mamba_conv_bias=False, mamba_d_conv=3)),
+    "zamba2": ("Zamba2ForCausalLM", ZAMBA2 | dict(
+        num_hidden_layers=4, layers_block_type=["hybrid", "linear_attention", "hybrid", "hybrid"], mamba_ngroups=2,
+        num_mem_blocks=2, use_shared_attention_adapter=True, adapter_rank=6, use_mem_rope=True, rope_parameters=LINEAR)),
+    "zamba2-biases": ("Zamba2ForCausalLM", ZAMBA2 | dict(
+        adapter_rank=4, add_bias_linear=True, num_key_value_heads=2)),
+    "zaya": ("ZayaForCausalLM", ZAYA),
+    "zaya-windows": ("ZayaForCausalLM", ZAYA | dict(
+        layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding"], sliding_window=9, lm_head_bias=True, cca_time0=3,
+        cca_time1=1, num_key_value_heads=1)),
     "nemotron-h": ("NemotronHForCausalLM", NEMOTRON | dict(
         layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"])),
     "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON | SIGMOID | dict(
@@ -409,7 +440,8 @@ OTHER_KERNELS = (
     "gpt-neox", "olmo", "minimax-m2", "ernie4.5-moe", "ministral3", "hunyuan", "gpt2", "opt",
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
-    "falcon-h1", "falcon-h1-norms", "jamba", "minimax", "lara-mini", "kimi-linear", "bailing-hybrid", "mamba2", "falcon-mamba", "recurrent-gemma", "gemma4", "gemma4-values",
+    "falcon-h1", "falcon-h1-norms", "zamba", "zamba2", "zaya", "zaya-windows", "jamba", "minimax", "lara-mini", "kimi-linear",
+    "bailing-hybrid", "mamba2", "falcon-mamba", "recurrent-gemma", "gemma4", "gemma4-values",
     "gemma4-moe", "gemma4-e4b", "gemma4-inputs",
 )  # fmt: skip
 
@@ -813,6 +845,32 @@ def test_other_layers_keys_are_not_kept_in_8_bits(family):
         engine(family[0], kv_dtype="fp8")
 
 
+def test_files_may_repeat_the_weights_that_layers_share(tmp_path):
+    model = transformers.ZambaForCausalLM
+    reference = randomise(model(model.config_class(**SHAPE | FAMILIES["zamba"][1])))
+    file = save(reference, tmp_path) / "model.safetensors"
+    tensors = load_file(file)
+    block = "model.layers.{}.shared_transf."
+    again = {
+        name.replace(block.format(2), block.format(3)): tensor.clone()
+        for name, tensor in tensors.items()
+        if name.startswith(block.format(2))
+    }
+    save_file(tensors | again, file, {"format": "pt"})
+    (ids,) = prompts(40)
+    with engine(tmp_path) as running:
+        lender, borrower = running.core.runner.model.layers[2:]
+        assert borrower.qkv is lender.qkv
+        found = differences(reference, ids, ask(running, ids).result(timeout=30))
+        assert found.max() <= limit(reference)
+
+
+@pytest.mark.parametrize("family", ["zamba2"], indirect=True)
+def test_layers_that_share_weights_stay_on_the_device(family):
+    with pytest.raises(ParameterError, match="cpu_offload_gb: the model has layers that share"):
+        engine(family[0], cpu_offload_gb=1)
+
+
 @pytest.mark.parametrize("family", ["gemma4-moe"], indirect=True)
 def test_replicas_do_not_share_experts_with_norms_of_their_own(family):
     sizes = {"enable_dp_attention": True, "dp_size": 2, "tp_size": 2}
@@ -855,6 +913,19 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
         ("falcon-h1", {"attention_bias": True}, "attention_bias with attention_in_multiplier"),
         ("granite-hybrid", {"layer_types": ["mamba"] * 3}, "no layer has full_attention"),
         ("granite-hybrid", {"layer_types": ["mamba", "mlp", "attention"]}, "don't fit 3 layers"),
+        ("zaya", {"attention_bias": True}, "attention_bias is not supported by our code"),
+        ("zaya", {"cca_time0": 0}, "`cca_time0`: 0 is not between 1 and 8"),
+        ("zamba", {"n_mamba_heads": 5}, "64 channels can't be divided into 5 n_mamba_heads"),
+        ("zamba", {"n_mamba_heads": 1}, "n_mamba_heads 1 is not supported by our code"),
+        (
+            "zamba",
+            {"attention_hidden_size": 32},
+            "attention_hidden_size is not 64, twice hidden_size",
+        ),
+        ("zamba", {"hidden_mamba_act": "gelu"}, "hidden_act other than silu is not supported"),
+        ("zamba2", {"layers_block_type": ["mamba"] * 4}, "no layer has hybrid"),
+        ("zamba2", {"use_long_context": True}, "use_long_context is not supported by our code"),
+        ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings false is not supported"),
         ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset 3 names none"),
         ("jamba", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),
         ("minimax", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),

@@ -28,15 +28,19 @@ def randomise(model: PreTrainedModel) -> PreTrainedModel:
     """
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
-        for tensor in model.parameters():
+        for name, tensor in model.named_parameters():
             noise = torch.randn(tensor.shape, generator=generator)
+            # Zamba normalises the sum of residual and block, and rounding of a large block with it
+            scale = 0.05 if name.endswith(".linear.weight") else 1.5
             if tensor.ndim == 1:
                 tensor += 0.3 * noise
             else:
-                tensor.copy_(noise * 1.5 / tensor.shape[-1] ** 0.5)
+                tensor.copy_(noise * scale / tensor.shape[-1] ** 0.5)
         for name, tensor in model.named_buffers():
             if name.endswith(("correction_bias", "layer_scalar")):
                 tensor += 0.3 * torch.randn(tensor.shape, generator=generator)
+            if name.endswith("balancing_biases"):  # so that tokens also choose no expert
+                tensor.copy_(0.1 * torch.randn(tensor.shape, generator=generator))
     return model.eval()
 
 

@@ -32,7 +32,20 @@ UNLIKE_WINDOWS = {
     "lara-mini",
     "minimax-window",
 }  # in the layers of two stages
-LINKED = dict.fromkeys(("gemma4-e4b", "gemma4-inputs"), "layers read keys of other stages' layers")
+LINKED = dict.fromkeys(
+    (
+        "gemma4-e4b",
+        "gemma4-inputs",
+        "zamba",
+        "zamba-biases",
+        "zamba2",
+        "zamba2-biases",
+        "zaya",
+        "zaya-windows",
+    ),
+    "layers read keys of other stages' layers",
+)
+UNSHARED = dict.fromkeys(("zaya", "zaya-windows"), "attention with convolutions")
 EXPERTS = [
     "mixtral", "qwen2-moe", "qwen3-moe", "olmoe", "granite-moe", "gpt-oss", "glm4-moe", "deepseek-v2", "deepseek-v3",
     "glm4-moe-lite", "ernie4.5-moe", "afmoe", "phimoe", "lfm2-moe", "llama4",
@@ -67,7 +80,14 @@ def answers(running):
 @pytest.mark.parametrize("tp", [2, 4])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_ranks_give_the_logits_of_one_process(name, tp, tmp_path):
-    compare(folder_of(name, tmp_path / "model"), Parallel(tp=tp), tmp_path / "meeting")
+    folder = folder_of(name, tmp_path / "model")
+    if name in UNSHARED:
+        with pytest.raises(
+            ParameterError, match=f"tp_size: {tp} ranks can't share {UNSHARED[name]}"
+        ):
+            compare(folder, Parallel(tp=tp), tmp_path / "meeting")
+    else:
+        compare(folder, Parallel(tp=tp), tmp_path / "meeting")
 
 
 @pytest.mark.sampled(40)
@@ -82,6 +102,13 @@ def test_ranks_in_a_row_give_the_logits_of_one_process(name, tp, tmp_path):
             compare(folder, Parallel(tp=tp, pp=2), tmp_path / "meeting")
     else:
         compare(folder, Parallel(tp=tp, pp=2), tmp_path / "meeting")
+
+
+def test_ranks_have_whole_groups_of_channels(tmp_path):
+    folder = folder_of("zamba", tmp_path, n_mamba_heads=2)
+    spec = spec_from_config(json.loads((folder / "config.json").read_text()), "config.json")
+    with pytest.raises(ParameterError, match="4 ranks can't share 2 groups of channels"):
+        rank_spec(spec, Parallel(tp=4), even=False)
 
 
 def test_a_gpu_needs_a_layer_with_attention(tmp_path):

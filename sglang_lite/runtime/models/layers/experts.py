@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from sglang_lite.runtime.kernels.reference import activation
 from sglang_lite.runtime.kernels.reference.experts_route import experts_route
 from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
 from sglang_lite.runtime.models.spec import DenseSpec, ExpertsSpec
 
@@ -62,7 +63,7 @@ class Experts:
 
     Attributes:
         spec: specification of the experts.
-        router: linear layer that returns logits of the experts.
+        router: linear layer that returns logits of the experts, or a router with hidden layers.
         correction: float32 [count], added to scores for the choice of experts, or None.
         experts: feed-forward of each expert that this rank has.
         shared: shared expert that every row passes through, or None.
@@ -75,7 +76,7 @@ class Experts:
     """
 
     spec: ExpertsSpec
-    router: Linear
+    router: Linear | RouterMlp
     correction: torch.Tensor | None
     experts: tuple[FeedForward, ...]
     shared: FeedForward | None
@@ -85,12 +86,16 @@ class Experts:
     scales: torch.Tensor | None = None
 
     def __call__(
-        self, x: torch.Tensor, *, record: Callable[[torch.Tensor], None] | None = None
+        self,
+        x: torch.Tensor,
+        *,
+        record: Callable[[torch.Tensor], None] | None = None,
+        carried: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the layer's output for rows x. Calls `record` with the experts [T, top_k] that
-        the rows chose.
+        the rows chose. `carried` is as for `compute_router_logits`.
         """
-        out = self._sum_chosen(x, x, record)
+        out = self._sum_chosen(x, x, record, carried)
         if self.shared is not None:
             shared = self.shared(x).float()
             if self.spec.shared_scale != 1.0:
@@ -122,9 +127,13 @@ class Experts:
         x: torch.Tensor,
         routed: torch.Tensor,
         record: Callable[[torch.Tensor], None] | None,
+        carried: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Same as `apply_chosen`, in float32."""
-        chosen, weights = route(self.router(routed), self.spec, self.correction, self.counts)
+        logits = compute_router_logits(self.router, routed, carried)
+        chosen, weights = route(logits, self.spec, self.correction, self.counts)
+        if self.spec.skips:
+            chosen, weights = drop_skipped(chosen, weights, self.spec.count)
         if self.scales is not None:
             weights = weights * self.scales[chosen]
         if record is not None:
@@ -145,6 +154,26 @@ class Experts:
                 else:
                     out.index_add_(0, rows, expert(x[rows]).float() * of_pairs)
         return out
+
+
+def compute_router_logits(
+    router: Linear | RouterMlp, x: torch.Tensor, carried: torch.Tensor | None
+) -> torch.Tensor:
+    """Returns a router's logits for rows x. `carried` is as for `RouterMlp`, for such a router."""
+    if not isinstance(router, RouterMlp):
+        return router(x)
+    assert carried is not None
+    return router(x, carried)
+
+
+def drop_skipped(
+    chosen: torch.Tensor, weights: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns experts and weights of rows, with a weight of 0 for class `count`, which has no
+    expert.
+    """
+    skipped = chosen == count
+    return chosen.masked_fill(skipped, 0), weights.masked_fill(skipped, 0.0)
 
 
 def route(

@@ -12,9 +12,16 @@ import torch
 from sglang_lite.runtime.kernels.eight_bit_rows import FLOAT8, EightBitRows
 from sglang_lite.runtime.kernels.experts import ExpertMatrices, apply_experts
 from sglang_lite.runtime.kernels.experts_route import experts_route
-from sglang_lite.runtime.models.layers.experts import FeedForward, local_expert_ids, sparse_mixer
+from sglang_lite.runtime.models.layers.experts import (
+    FeedForward,
+    compute_router_logits,
+    drop_skipped,
+    local_expert_ids,
+    sparse_mixer,
+)
 from sglang_lite.runtime.models.layers.gpu_linear import as_gpu_product
 from sglang_lite.runtime.models.layers.linear import Linear
+from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
 from sglang_lite.runtime.models.spec import ExpertsSpec
 
 
@@ -30,7 +37,7 @@ class GpuExperts:
     """
 
     spec: ExpertsSpec
-    router: Linear
+    router: Linear | RouterMlp
     correction: torch.Tensor | None
     matrices: ExpertMatrices
     shared: FeedForward | None
@@ -51,6 +58,7 @@ class GpuExperts:
         *,
         parts: bool = False,
         record: Callable[[torch.Tensor], None] | None = None,
+        carried: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Returns the layer's output [T, H].
 
@@ -58,12 +66,13 @@ class GpuExperts:
             rows: input rows; 8-bit rows must include the 16-bit ones.
             parts: whether the output may be returned as parts [P, T, H] that add up to it.
             record: callback for the rows' experts [T, top_k], or None.
+            carried: as for `compute_router_logits`.
         """
         x, eight = (rows.unquantised, rows) if isinstance(rows, EightBitRows) else (rows, None)
         assert x is not None, "the router takes them so"
         spec = self.spec
         base = None
-        chosen, weights = self._choose(x, record)
+        chosen, weights = self._choose(x, record, carried)
         if self.shared is not None:
             base = self.apply_shared(x)
             if self.shared_gate is not None:
@@ -116,12 +125,17 @@ class GpuExperts:
         )
 
     def _choose(
-        self, x: torch.Tensor, record: Callable[[torch.Tensor], None] | None
+        self,
+        x: torch.Tensor,
+        record: Callable[[torch.Tensor], None] | None,
+        carried: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Same as `_route`, with the indices of this rank's experts. Calls `record`."""
-        later = record is not None or self.scales is not None
+        later = record is not None or self.scales is not None or self.spec.skips
         # routing can convert the ids itself
-        chosen, weights = self._route(x, None if later else self.local_ids)
+        chosen, weights = self._route(x, None if later else self.local_ids, carried)
+        if self.spec.skips:
+            chosen, weights = drop_skipped(chosen, weights, self.spec.count)
         if record is not None:
             record(chosen)
         if self.scales is not None:
@@ -163,15 +177,22 @@ class GpuExperts:
         return out if base is None else out + base
 
     def _route(
-        self, x: torch.Tensor, local_ids: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        local_ids: torch.Tensor | None,
+        carried: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the experts of rows and their weights, int32 and float32 [T, top_k]."""
         spec = self.spec
         if spec.scoring == "sparsemixer":
-            ids, weights = sparse_mixer(self.router(x), spec.jitter, self.counts)
+            logits = compute_router_logits(self.router, x, carried)
+            ids, weights = sparse_mixer(logits, spec.jitter, self.counts)
             chosen = ids.int() if local_ids is None else local_expert_ids(ids, local_ids)
             return chosen.contiguous(), weights
-        logits, _ = as_gpu_product(self.router).multiply_in_parts(x)
+        if isinstance(self.router, RouterMlp):
+            logits = compute_router_logits(self.router, x, carried)
+        else:
+            logits, _ = as_gpu_product(self.router).multiply_in_parts(x)
         return experts_route(
             logits,
             spec.top_k,

@@ -213,6 +213,22 @@ class SideBySide(GpuProduct):
         return (apply_gated(y, gate, None) if gate else y), total
 
 
+class SumOfProducts(GpuProduct):
+    """Linear layer whose outputs are the sum of two layers' outputs.
+
+    Args:
+        linear: one of the layers.
+        addition: the other one.
+    """
+
+    def __init__(self, linear: Linear, addition: Linear) -> None:
+        self._linear = linear
+        self._addition = addition
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self._linear(x).add_(self._addition(x))
+
+
 def as_gpu_product(linear: Linear) -> GpuProduct:
     assert isinstance(linear, GpuProduct)
     return linear

@@ -5,7 +5,7 @@ and `Mamba1Spec` have the formulas.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -49,8 +49,8 @@ class Mamba1Weights:
 
     Attributes:
         kernel: float32 [taps + 1, size], as in `Mamba2Weights`.
-        low: linear layer of channels that returns low, b and c.
-        steps: linear layer of low that returns the channels' steps.
+        low: for each group, linear layer of its channels that returns low, b and c.
+        steps: for each group, linear layer of low that returns its channels' steps.
         norms: weights of the norms of low, b and c, float32; empty for none.
         a_log: float32 [size, state_size], as in a checkpoint.
         rate: float32 [size, state_size], -exp(a_log).
@@ -59,8 +59,8 @@ class Mamba1Weights:
     """
 
     kernel: torch.Tensor
-    low: Linear
-    steps: Linear
+    low: tuple[Linear, ...]
+    steps: tuple[Linear, ...]
     norms: tuple[torch.Tensor, ...]
     a_log: torch.Tensor
     rate: torch.Tensor
@@ -88,20 +88,55 @@ def mamba1(
     def convolve(rows: StateRows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         return steps.state_conv(*inputs, weights.kernel, states.tails, rows)
 
-    def scan(rows: StateRows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        return steps.mamba1_scan(*inputs, weights.rate, weights.d, states.sums, rows)
-
     mixed, z = product.split_with_sizes((spec.size, spec.size), 1)
     x = compute_waves(waves, convolve, mixed)
-    parts: Sequence[torch.Tensor] = ranks.sum(weights.low(x)).split_with_sizes(spec.low_sizes, 1)
+    groups = enumerate(x.chunk(spec.groups, 1))
+    scanned = [
+        _scan_group(spec, weights, i, channels, waves, states, ranks, steps)
+        for i, channels in groups
+    ]
+    out = torch.cat(scanned, 1) if spec.groups > 1 else scanned[0]
+    return (out.float() * F.silu(z.float())).to(out.dtype)
+
+
+def _scan_group(
+    spec: Mamba1Spec,
+    weights: Mamba1Weights,
+    group: int,
+    x: torch.Tensor,
+    waves: Sequence[StateWave],
+    states: LayerStates,
+    ranks: Collectives,
+    steps: StateSteps,
+) -> torch.Tensor:
+    """Returns the outputs of a group's convolved channels [T, size / groups], without the gate."""
+    rate, d, dt = (each.chunk(spec.groups)[group] for each in (weights.rate, weights.d, weights.dt))
+    pool = states.sums.view(-1, spec.size // spec.groups, spec.state_size)
+
+    def scan(rows: StateRows, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+        return steps.mamba1_scan(*inputs, rate, d, pool, _rows_of_group(rows, group, spec.groups))
+
+    every = weights.low[group](x.contiguous())
+    if spec.sharers > 1:
+        every = ranks.sum(every)
+    parts: Sequence[torch.Tensor] = every.split_with_sizes(spec.low_sizes, 1)
     if spec.norm_eps is not None:
         eps = spec.norm_eps
         norms = weights.norms or [None] * len(parts)
         parts = [apply_norm(part, norm, eps, "rms") for part, norm in zip(parts, norms)]
     low, b, c = parts
-    step = F.softplus(weights.steps(low.to(x.dtype).contiguous()).float() + weights.dt)
-    out = compute_waves(waves, scan, x, b, c, step)
-    return (out.float() * F.silu(z.float())).to(out.dtype)
+    step = F.softplus(weights.steps[group](low.to(x.dtype).contiguous()).float() + dt)
+    return compute_waves(waves, scan, x, b, c, step)
+
+
+def _rows_of_group(rows: StateRows, group: int, groups: int) -> StateRows:
+    """Returns rows with the places of one group's states in a pool with a place for each group."""
+    if groups == 1:
+        return rows
+    read, write = (
+        torch.where(each < 0, each, each * groups + group) for each in (rows.read, rows.write)
+    )
+    return replace(rows, read=read, write=write)
 
 
 def mamba2(

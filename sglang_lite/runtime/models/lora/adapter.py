@@ -149,6 +149,8 @@ def _roles_by_product(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
     """
     products: dict[str, tuple[str, ...]] = {}
     mixer = layer.attention
+    if layer.block is not None:  # which layers share
+        return products
     if not isinstance(mixer, LatentSpec | NoMixerSpec):
         products = {
             "qkv": input_projection_roles(mixer),
