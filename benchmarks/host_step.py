@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from benchmarks.machine import describe
 from sglang_lite.protocol import SamplingParams
 from sglang_lite.runtime.executor import cpu_runner as runner_module
-from sglang_lite.runtime.executor.sampler import Sampled
+from sglang_lite.runtime.executor.sampler import SampledTokens
 from sglang_lite.runtime.executor.step_record import StepWriter
 from tests.runtime.scripted import ScriptedModel, SteppedEngine, loaded
 
@@ -43,8 +43,10 @@ class Nothing(ScriptedModel):
         return hidden
 
 
-def no_draw(logits: torch.Tensor, table: Any, slots: Any, *others: Any, **settings: Any) -> Sampled:
-    return Sampled([5] * len(slots), {})
+def no_draw(
+    logits: torch.Tensor, table: Any, slots: Any, *others: Any, **settings: Any
+) -> SampledTokens:
+    return SampledTokens([5] * len(slots), {})
 
 
 class Unchecked(SteppedEngine):

@@ -128,7 +128,7 @@ class ParameterError(SglError, ValueError):
 
 class ConstraintError(SglError, ValueError):
     """Raised if a regex, schema or grammar is invalid or can't be enforced. `pointer` is a JSON
-    Pointer into a schema, or None.
+    Pointer to the fault in a schema, or None if there is none.
     """
 
     def __init__(
@@ -199,8 +199,8 @@ class ProgramError(SglError):
 
 
 class ResumeError(ProgramError):
-    """Raised if a run that is resumed from its log does something else than the log has, or with
-    other tools. The message has both.
+    """Raised if a resumed run does something other than what its log records, or has other tools.
+    The message shows both.
     """
 
 
@@ -211,8 +211,8 @@ class UnknownVariableError(ProgramError, KeyError):
 
 
 class TraceError(ProgramError):
-    """Raised while tracing a program whose body never ends, or branches on a value that is known
-    only in a run, or gives it as a tool.
+    """Raised while tracing a program whose body never ends, branches on a value that is known only
+    in a run, or passes such a value as a tool.
     """
 
 

@@ -100,7 +100,7 @@ def _format_model_choice(choice: ModelChoice) -> Iterator[str]:
         yield "Don't fit:"
     for fit in choice.others:
         yield _format_model_fit(" ", fit, f"; {gigabytes(fit.lacking)} more than is free")
-    yield f"Memory of the weights as kept here + {TOKENS:,} tokens + {gigabytes(machine.beside)} of the process."
+    yield f"Memory of the weights as kept here + {TOKENS:,} tokens + {gigabytes(machine.process_bytes)} of the process."
 
 
 def _format_model_fit(mark: str, fit: ModelFit, remark: str) -> str:

@@ -27,7 +27,7 @@ def matches(constraint: Constraint, text: str) -> bool:
             return False
         return True
     body = language.rules[language.start]
-    return recognises(language, text) if body.refers else accepts(body, text)
+    return recognises(language, text) if body.has_refs else accepts(body, text)
 
 
 def validate(constraint: Constraint, text: str) -> UserValue:

@@ -76,7 +76,9 @@ def list_schema_notes(schema: Mapping[str, Any], word: str) -> list[str]:  # any
         word: word that the shape uses for the schema's strings.
     """
     return list(
-        dict.fromkeys((*_limit_notes(schema, word), *_others(schema), *_author_notes(schema)))
+        dict.fromkeys(
+            (*_limit_notes(schema, word), *_other_keywords(schema), *_author_notes(schema))
+        )
     )
 
 
@@ -184,7 +186,7 @@ def _count_notes(low: float, high: float | None, noun: str) -> Iterator[str]:
         yield f"{low} to {high} {plural}"
 
 
-def _others(schema: Mapping[str, Any]) -> Iterator[str]:
+def _other_keywords(schema: Mapping[str, Any]) -> Iterator[str]:
     """Yields each remaining keyword with its value, unless the shape or another note already
     expresses it.
     """

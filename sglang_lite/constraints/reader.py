@@ -20,14 +20,14 @@ class ByteLanguage(Protocol):
 
     Attributes:
         start: state before the first byte.
-        full: True if the language has stored so many states that it should be rebuilt.
+        is_full: True if the language has stored so many states that it should be rebuilt.
     """
 
     @property
     def start(self) -> Hashable: ...
 
     @property
-    def full(self) -> bool: ...
+    def is_full(self) -> bool: ...
 
     def step(self, state: Any, byte: int) -> Hashable | None:  # each language has its own states
         """Returns the state after another byte, or None if no text continues with it."""
@@ -43,7 +43,7 @@ class TextTree:
         texts: the texts; one of them may be empty.
     """
 
-    full = False
+    is_full = False
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.start = 0
@@ -83,8 +83,8 @@ class LanguageBytes:
         self.start = (self._machine.start, b"")
 
     @property
-    def full(self) -> bool:
-        return self._machine.full
+    def is_full(self) -> bool:
+        return self._machine.is_full
 
     def step(self, state: tuple[int, bytes], byte: int) -> tuple[int, bytes] | None:
         at, partial = state
@@ -116,8 +116,8 @@ class AfterText:
         self.start: Hashable = self._state_after(0)
 
     @property
-    def full(self) -> bool:
-        return self._language.full
+    def is_full(self) -> bool:
+        return self._language.is_full
 
     def _state_after(self, count: int) -> Hashable:
         """Returns the state after the first `count` bytes of the given text."""
@@ -160,9 +160,9 @@ class TextReader:
         self.start = self._number(_Known(language.start, None, in_word=False))
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """True if a new reader should replace this one, because it has stored too many steps."""
-        return len(self._steps) > _MAX_STEPS or self._language.full
+        return len(self._steps) > _MAX_STEPS or self._language.is_full
 
     def step(self, position: int, byte: int) -> int | None:
         """Returns the position after another byte, or None if no text continues with it."""

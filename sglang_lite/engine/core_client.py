@@ -166,7 +166,7 @@ class CoreClient:
             config.seed,
             all_special=config.special_tokens_in_roles,
             media=self._media if ready.takes_media else None,
-            recorded=config.recorded,
+            recorded=config.recorded_names,
         )
         self.builder.adapters = None  # only the engine's process knows which adapters there are
         self.open_requests = OpenRequests(config.max_queued + capacity.sizes.max_running)

@@ -554,8 +554,8 @@ class Engine:
 
     def freeze_gc(self) -> None:
         """Collects garbage in this process and in the engine's process, and exempts all remaining
-        objects from later collections. The engine's process does this by itself once the model is
-        loaded. A call after the first requests also exempts the objects that these requests have
+        objects from later collections. The engine's process does this automatically once the model
+        is loaded. A call after the first requests also exempts the objects that these requests have
         cached.
 
         Raises:
@@ -646,10 +646,9 @@ class Engine:
         masks took too long.
 
         With `tp_size` above 1, `ranks` lists the rank and process id of each. With `enable_eplb`,
-        `expert_layers_moved` counts how often the experts of a layer were placed anew. With several
-        replicas, counts are sums and times are maxima; `replicas` has the counts of each, with its
-        number as `dp_rank`.
-        """
+        `expert_layers_moved` counts how often the experts of a layer were redistributed. With
+        several replicas, counts are sums and times are maxima; `replicas` has the counts of each,
+        with its number as `dp_rank`."""
         return self.answer(calls.Stats())
 
     def answer(self, call: EngineCall[R]) -> R:

@@ -274,7 +274,7 @@ def run_worker_node(config: EngineConfig, path: Path) -> int:
         path: folder or file of the model.
 
     Returns:
-        The exit status: 1 if a process of this node has ended by itself.
+        The exit status: 1 if a process of this node has ended before the engine.
 
     Raises:
         BackendError: node 0 can't be reached, or refuses this node.

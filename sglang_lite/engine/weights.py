@@ -380,8 +380,8 @@ def continue_generation(engine: Engine) -> None:
 
 
 def begin_update(engine: Engine, selector: str = "all") -> None:
-    """Combines all updates of the weights until `end_update` into one. Requests continue with the
-    old weights until the first of these updates, and then wait.
+    """Begins an update that consists of all weight changes until `end_update`. Requests continue
+    with the old weights until the first of these changes, and then wait.
 
     Args:
         selector: must be "all" or "target": drafts come from text, and have no weights.

@@ -60,7 +60,7 @@ class SglangLite(FunctionCallingLLM):
         return "SglangLite"
 
     @cached_property
-    def asked(self) -> EngineChat:
+    def engine_chat(self) -> EngineChat:
         """Chat interface to the engine."""
         return EngineChat(self.engine)
 
@@ -82,18 +82,20 @@ class SglangLite(FunctionCallingLLM):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponse:
-        return _to_chat_response(self.asked.answer(**self._completion_fields(messages, kwargs)))
+        return _to_chat_response(
+            self.engine_chat.answer(**self._completion_fields(messages, kwargs))
+        )
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponse:
         return _to_chat_response(
-            await self.asked.answer_async(**self._completion_fields(messages, kwargs))
+            await self.engine_chat.answer_async(**self._completion_fields(messages, kwargs))
         )
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Json) -> ChatResponseGen:
         text = ""
-        for event in self.asked.stream(**self._completion_fields(messages, kwargs)):
+        for event in self.engine_chat.stream(**self._completion_fields(messages, kwargs)):
             text += "" if isinstance(event, ChatAnswer) else event.content
             yield _to_partial_response(event, text)
 
@@ -103,7 +105,9 @@ class SglangLite(FunctionCallingLLM):
     ) -> ChatResponseAsyncGen:
         async def responses() -> ChatResponseAsyncGen:
             text = ""
-            async for event in self.asked.stream_async(**self._completion_fields(messages, kwargs)):
+            async for event in self.engine_chat.stream_async(
+                **self._completion_fields(messages, kwargs)
+            ):
                 text += "" if isinstance(event, ChatAnswer) else event.content
                 yield _to_partial_response(event, text)
 

@@ -81,7 +81,7 @@ from sglang_lite.protocol.sampling import (
     OneSampleGenOptions,
     OneSampleOptions,
     SamplingOptions,
-    named,
+    parameters_for,
     read_params,
 )
 from sglang_lite.text.reasoning import ReasoningParser
@@ -144,7 +144,15 @@ _CODE_RETRIES = 2  # of a generated program; each retry shows the model the prev
 
 
 # SGLang's order
-_IN_ORDER = ("name", *named("hooks"), "dtype", "choices", "choices_method", "regex", "json_schema")
+_IN_ORDER = (
+    "name",
+    *parameters_for("hooks"),
+    "dtype",
+    "choices",
+    "choices_method",
+    "regex",
+    "json_schema",
+)
 
 
 class _GenOptions(OneSampleGenOptions, total=False):
@@ -313,8 +321,8 @@ def gen(
         exact: draw texts with the model's own probabilities, for `s.exact(name)`; `"bound"`: with a
             larger `gap` where True fails; `"weighted"`: in one try each, with a weight that makes
             up for it (False).
-        heal: spell the prompt's last word anew, together with the text that follows (False).
-        seed: draws depend only on it and the token's position; without it each call draws anew.
+        heal: tokenise the prompt's last word again, with the text that follows (False).
+        seed: draws depend only on it and the token's position; without it, calls differ.
         include_stop: keep the stop that ended the generation in its text (False).
         repetition_penalty: factor for tokens in the prompt or the output; above 1 makes them less
             likely (1.0; above 0, at most 2).
@@ -567,7 +575,7 @@ def _as_json_schema(value: Any) -> JsonSchema:
     return constraint
 
 
-_SHORT_IN_ORDER = ("name", *(name for name in _IN_ORDER if name in named("run")))
+_SHORT_IN_ORDER = ("name", *(name for name in _IN_ORDER if name in parameters_for("run")))
 
 
 class _GenText(Protocol):
@@ -751,7 +759,7 @@ def select(
         twice = next(text for i, text in enumerate(texts) if text in texts[:i])
         warn_here(f"choices: {twice!r:.60} is given twice, and counts once. Remove it.")
     method = resolve_method(choices_method)
-    adapter = read_params({"lora_path": lora_path}, named("gen")).lora_path
+    adapter = read_params({"lora_path": lora_path}, parameters_for("gen")).lora_path
     if isinstance(method, ExactChoice):
         return _select_exactly(name, texts, float(temperature), adapter, multi=multi)
     node = Select(

@@ -85,7 +85,9 @@ def _creates_expression(found: object) -> bool:
 
 
 def _resolve_dotted_name(name: str, scope: dict[str, object]) -> object:
-    """Returns the object that a dotted name refers to in a module, or None."""
+    """Returns the object that a dotted name refers to in a module, or None if a part of the name
+    doesn't exist.
+    """
     first, *rest = name.split(".")
     found = scope.get(first)
     for part in rest:

@@ -43,7 +43,7 @@ from sglang_lite.protocol import (
     SamplingParams,
 )
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import HookParams, given_as_data, named
+from sglang_lite.protocol.sampling import HookParams, given_as_data, parameters_for
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.python_types.value_type import ValueType
@@ -440,7 +440,7 @@ class SglCommitLazy(Expression):
 # -------------------------------------------------------- parameters as SGLang's backends read them
 
 
-_OF_HOOKS = named("hooks")
+_OF_HOOKS = parameters_for("hooks")
 
 
 @dataclass

@@ -356,7 +356,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
                 written.
         """
         plan = batch.prepare_batch(self, "run_batch", batch_kwargs, given)
-        if plan.iterates:
+        if plan.yields_states:
             return batch.yield_results(plan, batch.iterate_outcomes(plan))
         with plan:
             outcomes = (
@@ -425,7 +425,7 @@ class SglFunction(BaseProgram[R], Generic[P, R]):
         """
         plan = batch.prepare_batch(self, "arun_batch", batch_kwargs, given)
         outcomes = batch.aiterate_outcomes(plan)
-        if plan.iterates:
+        if plan.yields_states:
             return batch.ayield_results(plan, outcomes)
         with plan:
             return batch.collect_results(

@@ -334,7 +334,9 @@ class McpConnection:
         )
 
     def _own_name(self) -> str:
-        """Returns the name of a server that has neither a URL nor a command, or ""."""
+        """Returns the name of a server that has neither a URL nor a command, or "" for other
+        servers.
+        """
         from mcp import StdioServerParameters
 
         known = isinstance(self._target, str | StdioServerParameters)

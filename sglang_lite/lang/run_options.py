@@ -24,11 +24,11 @@ from sglang_lite.lang.execution.run import RunSettings, current_run
 from sglang_lite.lang.sampling_keywords import with_sampling_signature
 from sglang_lite.protocol import ParameterError
 from sglang_lite.protocol.anything import Json, UserValue
-from sglang_lite.protocol.sampling import NO_PARAMS, SamplingOptions, named, read_params
+from sglang_lite.protocol.sampling import NO_PARAMS, SamplingOptions, parameters_for, read_params
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_PARAMS = named("run", sglang=True)
+_PARAMS = parameters_for("run", sglang=True)
 _PLAIN = RunSettings()
 # cached, since most runs use the same few combinations
 _read = lru_cache(maxsize=1024, typed=True)(lambda **values: read_params(values, _PARAMS))

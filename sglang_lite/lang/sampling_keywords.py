@@ -14,11 +14,11 @@ from sglang_lite.lang.argument_names import explains_wrong_arguments
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.protocol.parameter import Place
-from sglang_lite.protocol.sampling import NO_PARAMS, named, read_params
+from sglang_lite.protocol.sampling import NO_PARAMS, parameters_for, read_params
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
-_OF_GEN = named("gen")
+_OF_GEN = parameters_for("gen")
 _TYPES: Final = {
     "int": "int | None",
     "float": "float | None",
@@ -53,7 +53,7 @@ def with_sampling_signature(
             if sglang and each.default != () and "request" not in each.places
             else None,
         )
-        for name, each in named(place, sglang=sglang).items()
+        for name, each in parameters_for(place, sglang=sglang).items()
     }
 
     def with_signature(func: Callable[_P, _T]) -> Callable[_P, _T]:

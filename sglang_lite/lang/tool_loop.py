@@ -298,7 +298,9 @@ class ToolLoop:
         return f"all {self._limits.max_calls} calls are used up"
 
     def _seconds_for_calls(self) -> float | None:
-        """Returns the time limit of the calls of a turn, or None."""
+        """Returns the time limit of the calls of a turn: the tools' own limit, or the rest of the
+        run's time if that is less. Returns None if neither is limited.
+        """
         left = self._s.branch.run.seconds_until(_NEARLY)
         own = self._limits.tool_timeout
         if left is None or (own is not None and own < left):

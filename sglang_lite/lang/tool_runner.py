@@ -145,10 +145,10 @@ class ToolRunner(Generic[_R]):
     def _start(self, call: ToolCall) -> Future[UserValue] | None:
         """Starts a call. Returns None if the call has to wait until earlier ones have ended."""
         function = call.function
-        if _is_plain(function) and not self._parallel:
+        if _runs_in_calling_thread(function) and not self._parallel:
             return None
         with self._begin(call):
-            if _is_plain(function):
+            if _runs_in_calling_thread(function):
                 return _start_thread(call)
             if isinstance(function, SchemaTool):
                 return function.start(call.arguments)
@@ -230,10 +230,10 @@ class ToolRunner(Generic[_R]):
 
     def _start_task(self, call: ToolCall) -> asyncio.Future[UserValue] | None:
         function = call.function
-        if _is_plain(function) and not self._parallel:
+        if _runs_in_calling_thread(function) and not self._parallel:
             return None
         with self._begin(call):
-            if _is_plain(function):
+            if _runs_in_calling_thread(function):
                 return asyncio.wrap_future(_start_thread(call))
             if isinstance(function, SchemaTool):
                 return asyncio.wrap_future(function.start(call.arguments))
@@ -250,7 +250,7 @@ class ToolRunner(Generic[_R]):
         """Waits for a call. Returns a function that returns the tool's result or raises the tool's
         exception.
         """
-        in_thread = _is_plain(call.function)
+        in_thread = _runs_in_calling_thread(call.function)
         if task is None:
             with self._begin(call):
                 task = asyncio.wrap_future(_start_thread(call))
@@ -275,7 +275,7 @@ class ToolRunner(Generic[_R]):
             in_thread = False
 
 
-def _is_plain(function: Callable[..., UserValue]) -> bool:
+def _runs_in_calling_thread(function: Callable[..., UserValue]) -> bool:
     """Returns True if a call of the function runs in the calling thread, until it returns."""
     if isinstance(function, SchemaTool):
         return not function.can_start

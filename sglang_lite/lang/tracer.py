@@ -105,7 +105,7 @@ class TracerProgramState(ProgramState):
 
     @property
     def last_node(self) -> Expression | None:
-        """Last node of the state, or None."""
+        """Last node of the state, or None if it has no nodes."""
         return self.nodes[-1] if self.nodes else None
 
     @property

@@ -39,7 +39,7 @@ _WHY: Final = {
         "continued",
         "It continues in place behind another generation, and the rest is new.",
     ),
-    "compacted": ("compacted", "s.compact() has dropped turns: the text begins anew there."),
+    "compacted": ("compacted", "s.compact() has replaced the text before it."),
     "on_host": ("on the host", "The host's memory has it, but computing was faster than copying."),
     "on_disk": (
         "in files",

@@ -54,8 +54,8 @@ class Call(BaseNode, frozen=True, eq=False):
 
 
 class Compact(BaseNode, frozen=True, eq=False):
-    """Place where the text of a branch begins anew: the system turn, a summary of the turns that
-    are dropped, and the last turns. The generation before it has written the summary.
+    """Compaction: the text of a branch is replaced by the system turn, a summary of the dropped
+    turns, and the last turns. The generation before this node has written the summary.
 
     Attributes:
         keep: number of turns at the end that are kept.
@@ -141,7 +141,7 @@ class GraphNode(Record, frozen=True):
 
     @property
     def name(self) -> str | None:
-        """Name of the variable that the node makes, or None."""
+        """Name of the variable that the node makes, or None if it makes none."""
         return self.node.name if isinstance(self.node, Gen | Select | ScopeEnd) else None
 
 
@@ -304,7 +304,7 @@ class GraphRecord(Record, frozen=True):
             )
             before = i
 
-    def filled(self, row: Mapping[str, UserValue]) -> GraphRecord:
+    def with_arguments(self, row: Mapping[str, UserValue]) -> GraphRecord:
         """Returns the graph with the given arguments' values inserted as text.
 
         Raises:

@@ -176,7 +176,7 @@ _CONSTRAINTS: Final = get_args(Constraint)
 _CONSTRAINTS_OR_NONE: Final = (NoneType, *_CONSTRAINTS)
 
 
-def _wrong(node: BaseNode, name: str, expected: str) -> ParameterError:
+def _wrong_type_error(node: BaseNode, name: str, expected: str) -> ParameterError:
     """Creates the error for a node whose field `name` has the wrong type."""
     problem = (
         f"a {type(node).__name__} needs {expected} here, not {short_repr(getattr(node, name))}."
@@ -235,7 +235,7 @@ class Text(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.text, str):
-            raise _wrong(self, "text", "a string")
+            raise _wrong_type_error(self, "text", "a string")
 
 
 class ImagePart(BaseNode, frozen=True, eq=False):
@@ -255,7 +255,7 @@ class _Turn(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.role, str):
-            raise _wrong(self, "role", "a string")
+            raise _wrong_type_error(self, "role", "a string")
 
 
 class TurnBegin(_Turn, frozen=True, eq=False):
@@ -275,7 +275,7 @@ class _Scope(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str):
-            raise _wrong(self, "name", "a string")
+            raise _wrong_type_error(self, "name", "a string")
 
 
 class ScopeBegin(_Scope, frozen=True, eq=False):
@@ -310,13 +310,13 @@ class Gen(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):
-            raise _wrong(self, "name", "a string or None")
+            raise _wrong_type_error(self, "name", "a string or None")
         if not isinstance(self.timeout, _SECONDS):
-            raise _wrong(self, "timeout", "a number of seconds or None")
+            raise _wrong_type_error(self, "timeout", "a number of seconds or None")
         if not isinstance(self.params, SamplingParams):
-            raise _wrong(self, "params", "SamplingParams")
+            raise _wrong_type_error(self, "params", "SamplingParams")
         if not isinstance(self.constraint, _CONSTRAINTS_OR_NONE):
-            raise _wrong(self, "constraint", "a constraint or None")
+            raise _wrong_type_error(self, "constraint", "a constraint or None")
 
 
 class Select(BaseNode, frozen=True, eq=False):
@@ -346,7 +346,7 @@ class Select(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, _NAMES):
-            raise _wrong(self, "name", "a string or None")
+            raise _wrong_type_error(self, "name", "a string or None")
         if isinstance(self.lora_path, tuple) and len(self.lora_path) > 1:
             problem = f"{len(self.lora_path)} entries: a selection has one adapter at most."
             raise ParameterError("lora_path", problem, where=self.where)
@@ -355,7 +355,7 @@ class Select(BaseNode, frozen=True, eq=False):
         if not isinstance(self.choices, tuple) or not all(
             isinstance(choice, str) for choice in self.choices
         ):
-            raise _wrong(self, "choices", "a tuple of strings")
+            raise _wrong_type_error(self, "choices", "a tuple of strings")
 
     @property
     def judged(self) -> bool:
@@ -386,9 +386,9 @@ class GrammarBegin(BaseNode, frozen=True, eq=False):
 
     def __post_init__(self) -> None:
         if not isinstance(self.constraint, _CONSTRAINTS):
-            raise _wrong(self, "constraint", "a constraint")
+            raise _wrong_type_error(self, "constraint", "a constraint")
         if not isinstance(self.text, str):
-            raise _wrong(self, "text", "a string")
+            raise _wrong_type_error(self, "text", "a string")
 
 
 class GrammarEnd(BaseNode, frozen=True, eq=False):
@@ -409,7 +409,7 @@ class Fork(BaseNode, frozen=True, eq=False):
             if not isinstance(branch, tuple) or (
                 branch and not all(isinstance(node, BaseNode) for node in branch)
             ):
-                raise _wrong(self, "branches", "a tuple of tuples of nodes")
+                raise _wrong_type_error(self, "branches", "a tuple of tuples of nodes")
 
     def __repr__(self) -> str:
         return super().__repr__() if any(self.branches) else f"Fork({len(self.branches)})"

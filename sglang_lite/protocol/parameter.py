@@ -174,14 +174,14 @@ class Parameter:
             return value
         if self.kind == "token ids":
             listed = isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping)
-            return tuple(map(_whole, value)) if listed else value
+            return tuple(map(_to_int, value)) if listed else value
         if self.kind == "biases":
-            return tuple(map(_bias, value.items())) if isinstance(value, Mapping) else value
+            return tuple(map(_to_bias, value.items())) if isinstance(value, Mapping) else value
         if self.kind in ("bool", "order", "exactness"):
             return value
         if self.kind == "budget" and isinstance(value, str | list):
             return (value,) if isinstance(value, str) else tuple(value)
-        return _real(value) if self.kind == "float" else _whole(value)
+        return _to_float(value) if self.kind == "float" else _to_int(value)
 
     def check(self, value: object) -> None:
         """Checks a value against its kind and range. Deferred values are not checked.
@@ -304,7 +304,7 @@ def _finite(name: str, value: Any) -> None:
         raise ParameterError(name, f"{short_repr(value)} is not a finite number.")
 
 
-def _whole(value: Any) -> Any:
+def _to_int(value: Any) -> Any:
     """Converts an integer of another package (numpy, torch) to `int`. Returns other values
     unchanged.
     """
@@ -313,7 +313,7 @@ def _whole(value: Any) -> Any:
     )
 
 
-def _real(value: Any) -> Any:
+def _to_float(value: Any) -> Any:
     """Converts a number to `float`. Returns other values, and numbers that are too large,
     unchanged.
     """
@@ -325,11 +325,11 @@ def _real(value: Any) -> Any:
         return value
 
 
-def _bias(entry: tuple[Any, Any]) -> tuple[Any, Any]:
+def _to_bias(entry: tuple[Any, Any]) -> tuple[Any, Any]:
     """Converts an entry of `logit_bias` to a pair of numbers. Token ids may be strings, because
     they are object keys in JSON.
     """
     token, bias = entry
-    return int(token) if isinstance(token, str) and token.isdecimal() else _whole(token), _real(
-        bias
-    )
+    return int(token) if isinstance(token, str) and token.isdecimal() else _to_int(
+        token
+    ), _to_float(bias)

@@ -68,12 +68,12 @@ class Usage(Record, frozen=True):
         return {"image_tokens": self.image_tokens, "cached_image_tokens": self.cached_image_tokens}
 
     def __repr__(self) -> str:
-        return f"Usage({', '.join(f'{name}={count}' for name, count in self._reported().items())})"
+        return f"Usage({', '.join(f'{name}={count}' for name, count in self._nonzero_fields().items())})"
 
     def _repr_html_(self) -> str:
-        return definition_list("Usage", self._reported())
+        return definition_list("Usage", self._nonzero_fields())
 
-    def _reported(self) -> dict[str, str]:
+    def _nonzero_fields(self) -> dict[str, str]:
         """Returns the fields that are not 0, by name, formatted as text."""
         return {
             name: f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -165,11 +165,11 @@ PARAMETERS: Final = (
     ),
     Parameter(
         "heal", "bool", False,
-        "spell the prompt's last word anew, together with the text that follows",
+        "tokenise the prompt's last word again, with the text that follows",
         places=_HEALED, effect_in=(_BUILDER,), changes_draws=True,
     ),
     Parameter(
-        "seed", "int", None, "draws depend only on it and the token's position; without it each call draws anew",
+        "seed", "int", None, "draws depend only on it and the token's position; without it, calls differ",
         engine_range=Range(-(2**63), 2**64 - 1), alias="sampling_seed", places=_EVERYWHERE, effect_in=(_BUILDER,),
     ),
     Parameter(
@@ -242,7 +242,7 @@ PARAMETERS: Final = (
 )  # fmt: skip
 
 
-def named(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
+def parameters_for(place: Place, *, sglang: bool = False) -> dict[str, Parameter]:
     """Returns the parameters that can be given in `place` ("gen" or "run", for example), by name.
 
     Args:
@@ -487,13 +487,13 @@ def merge(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
     if outer is NO_PARAMS or inner is NO_PARAMS:
         return inner if outer is NO_PARAMS else outer
     try:
-        return _merged(outer, inner)
+        return _merge_cached(outer, inner)
     except TypeError:  # symbols of a trace are not hashable
-        return _merged.__wrapped__(outer, inner)
+        return _merge_cached.__wrapped__(outer, inner)
 
 
 @lru_cache(maxsize=4096)
-def _merged(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
+def _merge_cached(outer: SamplingParams, inner: SamplingParams) -> SamplingParams:
     changes = {
         name: value
         for name in inner.__struct_fields__

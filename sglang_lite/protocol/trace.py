@@ -57,11 +57,11 @@ class CacheMiss(Record, frozen=True):
             linear attention requires, is not. "other_namespace": the tokens are cached in another
             namespace. "changed": the cache has a different text after the place. "page": less than
             a page remains, and the cache stores only whole pages. "continued": the prompt continues
-            an earlier generation in its slot, and the rest is new. "compacted": the text began anew
-            before this prompt (`s.compact`). "disabled": the engine has no prefix cache. "on_host":
-            the host's memory has the tokens, but computing them was faster than copying them, or
-            there were only a few. "on_disk": the same for files that this engine has written or
-            read.
+            an earlier generation in its slot, and the rest is new. "compacted": `s.compact`
+            replaced the text before this prompt. "disabled": the engine has no prefix cache.
+            "on_host": the host's memory has the tokens, but computing them was faster than copying
+            them, or there were only a few. "on_disk": the same for files that this engine has
+            written or read.
         at: number of tokens before the place.
         left: number of characters of the prompt that were computed. None if they were not counted,
             because all or very many were computed.
@@ -131,7 +131,7 @@ class TraceNode(Record, frozen=True):
         token_texts: texts of the tokens of the first sample; empty if the backend does not
             know them.
         dropped: what a compaction has dropped; None for other nodes. The `text` of a compaction is
-            the whole text with which its branch begins anew.
+            the whole text that replaces the branch's earlier text.
         call: call that a model's program made (`gen(code=…)`), and its result, as text; "" for other
             nodes. Its `name` is the function's.
     """

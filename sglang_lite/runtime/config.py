@@ -23,7 +23,7 @@ from typing import (
 
 from sglang_lite.protocol import ParameterError, RecordName
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.protocol.sampling import named
+from sglang_lite.protocol.sampling import parameters_for
 from sglang_lite.runtime.attention.registry import AttentionBackendName
 from sglang_lite.runtime.capacity import Sizes
 from sglang_lite.runtime.config_checks import (
@@ -220,9 +220,8 @@ class EngineConfig:
             `encoder_urls`.
         encoder_urls: addresses of servers with `encoder_only` and the same model, e.g.
             ("http://10.0.0.2:30000",). One that does not answer is replaced by the next.
-        max_mamba_cache_size: number of states that are kept for later requests, by models whose
-            layers sum up the past; at least `max_running`. None for as many as
-            `mamba_full_memory_ratio` allows.
+        max_mamba_cache_size: number of states of recurrent layers that are kept for later requests;
+            at least `max_running`. None for as many as `mamba_full_memory_ratio` allows.
         mamba_full_memory_ratio: memory of all states, in multiples of that of keys and values.
             Ignored if `max_mamba_cache_size` is given, by models without attention, whose states
             take all memory that is left, and by models without states.
@@ -580,7 +579,7 @@ class EngineConfig:
         normalise_media_settings(self)
 
     @property
-    def recorded(self) -> tuple[RecordName, ...]:
+    def recorded_names(self) -> tuple[RecordName, ...]:
         """Names of the values recorded for each token besides its keys and values."""
         asked: dict[RecordName, bool] = {
             "routed_experts": self.enable_return_routed_experts,
@@ -726,7 +725,7 @@ def _allowed_values(hint: Any) -> tuple[UserValue, ...]:  # any type
     return (None, *found) if found else ()
 
 
-_OF_GENERATIONS = named("gen")
+_OF_GENERATIONS = parameters_for("gen")
 _HINTS: dict[str, Any] = get_type_hints(EngineConfig)
 _CHOICES = {name: allowed for name, hint in _HINTS.items() if (allowed := _allowed_values(hint))}
 # Texts, and whether they may be None; the three others have their own checks.

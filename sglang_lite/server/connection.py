@@ -197,9 +197,9 @@ class ClientConnection(HttpToolsProtocol):
             self._set_timer()
 
     def eof_received(self) -> bool | None:  # type: ignore[override] # uvicorn's own always closes
-        """Called when the client closes its sending side. Keeps the connection open if answers are
-        due. Lets asyncio close the connection if it uses TLS, or if the next answer has begun and
-        the client is not slow to read it.
+        """Handles the end of the client's input. Keeps the connection open if answers are due. Lets
+        asyncio close the connection if it uses TLS, or if the next answer has begun and the client
+        is not slow to read it.
         """
         if self._begun and self._last_answer is None:
             self._refuse_request(

@@ -51,7 +51,7 @@ _ENDS = (
 
 @dataclass(frozen=True, slots=True)
 class InfillFormat:
-    """Format of a model's prompts for the text between two given texts.
+    """Format of a model's prompts for filling in the text between two given texts.
 
     Attributes:
         prefix, suffix, middle: ids of the family's tokens.
@@ -65,7 +65,9 @@ class InfillFormat:
 
     @classmethod
     def in_vocabulary(cls, tokenizer: Tokenizer) -> InfillFormat | None:
-        """Returns the format whose tokens a vocabulary has, or None."""
+        """Returns the first known format whose tokens are all in a vocabulary, or None if there is
+        none.
+        """
         ids = {text: i for i, text in enumerate(tokenizer.token_bytes) if text in _KNOWN}
         for family in FAMILIES:
             prefix, suffix = _find(ids, family.prefix), _find(ids, family.suffix)

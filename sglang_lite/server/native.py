@@ -267,8 +267,8 @@ _CUMULATIVE = ("output_token_logprobs", "output_top_logprobs", "output_token_ids
 
 
 def _take_unsent_part(found: dict[str, Any], sent: dict[str, int]) -> dict[str, Any]:
-    """Returns the unsent part of an answer. `sent` maps fields to the lengths sent so far, and is
-    updated.
+    """Returns the part of an answer that has not been sent yet. `sent` maps fields to the lengths
+    sent so far, and is updated.
     """
 
     def rest(name: str, whole: Any) -> Any:
@@ -550,7 +550,7 @@ async def configure_logging(service: Service, call: HttpRequest) -> Response:
 
 
 async def open_session(service: Service, call: HttpRequest) -> Response:
-    """Opens a session, whose requests continue each other."""
+    """Opens a session, in which a request can continue an earlier one."""
     return json_response(
         service.sessions.open(call.key, await read_record(service, call, OPEN_SESSION))
     )

@@ -180,7 +180,7 @@ class Service:
 
     @cached_property
     def spans(self) -> RequestSpans | None:
-        """Spans of requests, if there are any."""
+        """Spans of requests, or None if no traces are exported."""
         return None if self._tracer is None else RequestSpans(self._tracer, self.model_name)
 
     @cached_property

@@ -267,7 +267,7 @@ def _forced_tool(body: Mapping[str, Any]) -> tuple[str | None, bool, Constraint 
 
 
 def constraint_from_grammar(grammar: Mapping[str, Json] | None) -> Constraint | None:
-    """Returns the constraint of a custom tool's input, or None."""
+    """Returns the constraint for a custom tool's input, or None if its input is free text."""
     if grammar is None:
         return None
     definition = grammar["definition"]

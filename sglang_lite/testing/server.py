@@ -135,7 +135,9 @@ class ServerForTests(LocalServer):
             return _error_reply(api, Fail(500, words, headers={"x-should-retry": "false"}), number)
 
     def _find_refusal(self, request: Request, api: ScriptedApi) -> Fail | None:
-        """Returns the error for a key, a model or a body that the provider would reject, or None."""
+        """Returns the error for a key, a model or a body that the provider would reject, or None if
+        it would accept the request.
+        """
         if (wrong := self._check_key(request)) is not None:
             return wrong
         model = request.body.get("model")

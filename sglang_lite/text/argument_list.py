@@ -195,7 +195,7 @@ class ArgumentListReader:
 
     def _scalar_json(self, word: str) -> str:
         found = _WORDS.get(word, word)
-        if not self._allowed.strings:
+        if not self._allowed.allows_strings:
             found = _python_number(found)
         spelled = self._allowed.json(found, unquoted=True)
         return json_text(word) if spelled == json_text(found) else spelled

@@ -182,7 +182,7 @@ class _Value:
         string.
         """
         return _STRING not in self.types or (
-            self.allowed.schema is not None and self.allowed.containers
+            self.allowed.schema is not None and self.allowed.allows_containers
         )
 
 
@@ -269,7 +269,7 @@ class TaggedArguments:
         ):
             return (
                 self._read_complete_value(value, text)
-                if value.allowed.choices
+                if value.allowed.has_finite_strings
                 else self._read_tagged_string(value, text)
             )
         kind: str | None = "scalar"
@@ -301,7 +301,9 @@ class TaggedArguments:
         "scalar", "array", "object" or "empty". Returns None if more text is needed.
         """
         stripped = text.lstrip()
-        if stripped.startswith(value.close) and (text == stripped or not value.allowed.strings):
+        if stripped.startswith(value.close) and (
+            text == stripped or not value.allowed.allows_strings
+        ):
             return "empty"
         if value.close.startswith(stripped):
             return None
@@ -310,7 +312,7 @@ class TaggedArguments:
             found = head.match(text, partial=True)
             if found and found.partial:
                 return None
-            if found and (kind == "object" or value.allowed.arrays):
+            if found and (kind == "object" or value.allowed.allows_arrays):
                 return kind
         return "scalar"
 

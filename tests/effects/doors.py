@@ -13,11 +13,11 @@ from typing import Any
 import httpx2
 
 import sglang_lite as sgl
-from sglang_lite.protocol.sampling import PARAMETERS, named
+from sglang_lite.protocol.sampling import PARAMETERS, parameters_for
 
 PROMPT = "The river runs to the sea. The river runs to the sea. The river runs"
 _SGLANG = {each.name: each.sglang for each in PARAMETERS}
-_OF_REQUESTS = named("request")
+_OF_REQUESTS = parameters_for("request")
 
 _RECORDS = {"return_prompt_token_ids", "return_routed_experts", "return_hidden_states"}
 

@@ -69,7 +69,9 @@ def _add_parameter(copy, name):
         "sglang_lite/protocol/sampling.py",
         "sampler" if name == MISPLACED else "logit_adjustments",
     )
-    copy.insert(table, ROW.format(name=name, place=place), before=")  # fmt: skip\n\n\ndef named(")
+    copy.insert(
+        table, ROW.format(name=name, place=place), before=")  # fmt: skip\n\n\ndef parameters_for("
+    )
     copy.insert(table, f"    {name}: float | None\n", before="\n\nclass GenSamplingOptions")
     copy.insert(table, f"    {name}: float | None\n", before="\n\n@dataclass\nclass HookParams")
     copy.insert(table, f"    {name}: float | Unset = UNSET\n", before="\n    def __post_init__")

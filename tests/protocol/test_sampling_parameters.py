@@ -22,7 +22,7 @@ from sglang_lite.protocol.sampling import (
     GenSamplingOptions,
     SamplingOptions,
     given_values,
-    named,
+    parameters_for,
 )
 from sglang_lite.runtime.requests.resolved_params import ResolvedParams, resolve_params
 from sglang_lite.server.sglang.request import read_request, read_sampling
@@ -109,9 +109,11 @@ def parameters_of(function):
 
 def test_gen_has_the_parameters_of_the_table_in_its_order():
     takes = [p for p in parameters_of(sgl.gen) if p.name in IDS]
-    assert [p.name for p in takes] == list(named("gen"))
+    assert [p.name for p in takes] == list(parameters_for("gen"))
     assert {p.default for p in takes} == {None}
-    assert [p.name for p in takes if p.kind is p.POSITIONAL_OR_KEYWORD] == list(named("hooks"))
+    assert [p.name for p in takes if p.kind is p.POSITIONAL_OR_KEYWORD] == list(
+        parameters_for("hooks")
+    )
 
 
 @pytest.mark.parametrize("short", [sgl.gen_int, sgl.gen_string])
@@ -127,7 +129,7 @@ def test_short_forms_of_gen_have_those_of_run(short):
 @pytest.mark.parametrize("way", ["run", "arun", "run_batch", "arun_batch"])
 def test_the_ways_to_run_have_sglangs_names_and_defaults(way):
     takes = [p for p in parameters_of(getattr(SglFunction, way)) if p.kind is p.KEYWORD_ONLY]
-    expected = named("run", sglang=True)
+    expected = parameters_for("run", sglang=True)
     assert [p.name for p in takes][: len(expected)] == list(expected)
     for p, parameter in zip(takes, expected.values()):
         shown = "request" not in parameter.places and parameter.default != ()
@@ -137,7 +139,7 @@ def test_the_ways_to_run_have_sglangs_names_and_defaults(way):
 
 def test_what_hooks_are_given_has_sglangs_names_and_defaults():
     fields = {field.name: field.default for field in dataclasses.fields(SglSamplingParams)}
-    expected = named("hooks", sglang=True)
+    expected = parameters_for("hooks", sglang=True)
     assert list(fields)[: len(expected)] == list(expected)
     for name, parameter in expected.items():
         assert fields[name] == (None if "request" in parameter.places else parameter.default)
@@ -145,7 +147,9 @@ def test_what_hooks_are_given_has_sglangs_names_and_defaults():
 
 
 def test_generate_has_the_requests_fields():
-    assert set(named("request", sglang=True)) <= {p.name for p in parameters_of(read_request)}
+    assert set(parameters_for("request", sglang=True)) <= {
+        p.name for p in parameters_of(read_request)
+    }
 
 
 @pytest.mark.parametrize("parameter", PARAMETERS, ids=IDS)
@@ -166,7 +170,7 @@ def test_records_have_no_other_fields():
 
 
 def test_keywords_have_the_types_of_the_table():
-    shared, of_gen = named("run"), named("gen")
+    shared, of_gen = parameters_for("run"), parameters_for("gen")
     del shared["max_tokens"], of_gen["max_tokens"]
     for options, parameters in ((SamplingOptions, shared), (GenSamplingOptions, of_gen)):
         found = {name: each.__forward_arg__ for name, each in options.__annotations__.items()}
@@ -183,7 +187,7 @@ def test_docstrings_say_what_the_table_says():
         r"^    (\w+): ((?:.|\n {8})+)", inspect.getdoc(sgl.gen) or "", re.MULTILINE
     )
     told = {name: re.sub(r"\s+", " ", text) for name, text in entries}
-    for name, parameter in named("gen").items():
+    for name, parameter in parameters_for("gen").items():
         assert told[name].startswith(parameter.docstring_entry), name
     for parameter in PARAMETERS:
         assert f"    {parameter.name}: {parameter.docstring_entry}\n" in (
@@ -194,7 +198,7 @@ def test_docstrings_say_what_the_table_says():
 # ------------------------------------------------------------------------------ where values get to
 
 
-@pytest.mark.parametrize("parameter", named("gen").values(), ids=named("gen"))
+@pytest.mark.parametrize("parameter", parameters_for("gen").values(), ids=parameters_for("gen"))
 def test_gen_puts_a_value_under_its_name(parameter):
     written, read = said(parameter)
     assert given_values(sgl.gen("a", **{parameter.name: written}).node.params) == {
@@ -208,13 +212,13 @@ def test_values_can_be_given_in_sglangs_order(make):
     names = [
         p.name for p in parameters_of(make) if p.name in IDS and p.kind is p.POSITIONAL_OR_KEYWORD
     ]
-    written = [said(named("gen")[name]) for name in names]
+    written = [said(parameters_for("gen")[name]) for name in names]
     params = make("a", *(value for value, _ in written)).node.params
     assert given_values(params) == dict(zip(names, (read for _, read in written)))
 
 
 def test_the_last_values_in_sglangs_order_are_constraints():
-    unset = [None] * len(named("hooks"))
+    unset = [None] * len(parameters_for("hooks"))
     assert sgl.gen("a", *unset, None, ["x", "y"]).choices == ("x", "y")
     assert sgl.gen("a", *unset, None, None, None, "[0-9]").node.constraint == sgl.Regex("[0-9]")
 
@@ -226,7 +230,7 @@ def test_a_default_that_a_run_is_given_counts_as_set_unless_it_is_off_by_itself(
     assert given_values(script.calls[0].params) == {"max_tokens": 128}
 
 
-@pytest.mark.parametrize("parameter", named("run").values(), ids=named("run"))
+@pytest.mark.parametrize("parameter", parameters_for("run").values(), ids=parameters_for("run"))
 def test_a_run_gives_a_value_to_its_generations(parameter):
     written, read = said(parameter)
     script = sgl.ScriptedBackend(default="x")
@@ -237,7 +241,7 @@ def test_a_run_gives_a_value_to_its_generations(parameter):
 
 
 @pytest.mark.parametrize(
-    "parameter", named("sampling_params").values(), ids=named("sampling_params")
+    "parameter", parameters_for("sampling_params").values(), ids=parameters_for("sampling_params")
 )
 def test_sglangs_dictionary_has_it_under_sglangs_name(parameter):
     written, read = said(parameter)
@@ -252,7 +256,9 @@ def test_sglangs_dictionary_has_it_under_sglangs_name(parameter):
         read_sampling({f"{parameter.sglang}s": written})
 
 
-@pytest.mark.parametrize("parameter", named("request").values(), ids=named("request"))
+@pytest.mark.parametrize(
+    "parameter", parameters_for("request").values(), ids=parameters_for("request")
+)
 def test_generate_has_it_as_a_field(parameter):
     written, read = said(parameter)
     (call,) = read_request("a", **{"return_logprob": True, parameter.sglang: written}).calls
@@ -263,7 +269,7 @@ def test_generate_has_it_as_a_field(parameter):
         read_sampling({parameter.sglang: written})
 
 
-@pytest.mark.parametrize("parameter", named("hooks").values(), ids=named("hooks"))
+@pytest.mark.parametrize("parameter", parameters_for("hooks").values(), ids=parameters_for("hooks"))
 def test_hooks_get_it_under_sglangs_name(parameter):
     written, read = said(parameter)
     seen = sgl.gen("a", **{parameter.name: written}).sampling_params
@@ -279,9 +285,11 @@ def test_an_engine_fills_in_the_default(parameter):
 
 
 def test_a_generation_among_choices_refuses_what_sglangs_gen_has_not():
-    for name in named("gen").keys() - named("hooks").keys() - {"lora_path"}:  # which `select` has
+    for name in (
+        parameters_for("gen").keys() - parameters_for("hooks").keys() - {"lora_path"}
+    ):  # which `select` has
         with pytest.raises(sgl.ParameterError, match=f"^{name}: .* has no effect with choices="):
-            sgl.gen("a", choices=["x"], **{name: said(named("gen")[name])[0]})
+            sgl.gen("a", choices=["x"], **{name: said(parameters_for("gen")[name])[0]})
 
 
 def test_values_are_checked_also_among_choices():

@@ -103,7 +103,7 @@ class Simulated(SteppedEngine):
             while self._calendar and self._calendar[0][0] <= self.time:
                 heapq.heappop(self._calendar)[2]()
             goes_on = self.step()
-            if goes_on and (not self.scheduler.waits or self.scheduler.fetches.are_pending):
+            if goes_on and (not self.scheduler.may_wait or self.scheduler.fetches.are_pending):
                 continue  # without a batch a step takes time, too
             if not goes_on and not self._calendar:
                 break

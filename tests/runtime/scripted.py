@@ -124,7 +124,7 @@ class WindowedModel(ScriptedModel):
 
 
 class StatefulModel(ScriptedModel):
-    """Has a second layer that sums up the past, and must come to what the first one sees."""
+    """Has a second, recurrent layer, whose results must equal what the first one sees."""
 
     state_bytes = 16
 
@@ -432,7 +432,7 @@ class SteppedEngine(Engine):
 
     def _timed(self, batch, _):
         seconds = STEP_S + TOKEN_S * (
-            batch.tokens - batch.drafted.sum()
+            batch.tokens - batch.draft_counts.sum()
         )  # drafts cost nothing, so they are not given up
         self.time += seconds
         self._record_duration(batch, seconds)

@@ -120,7 +120,7 @@ def test_a_seed_with_an_administrator_wants_its_key(folders, bare, monkeypatch):
 
 
 def test_a_seed_whose_weights_change_meanwhile_is_named(seed, bare, folders):
-    take = instance.InstanceSource.take_stack
+    take = instance.InstanceSource.take_tensor_or_stack
 
     def taken(self, name, shape):
         if name == "model.norm.weight":
@@ -133,7 +133,7 @@ def test_a_seed_whose_weights_change_meanwhile_is_named(seed, bare, folders):
         pytest.MonkeyPatch.context() as patch,
         pytest.raises(sgl.ModelError, match="have changed since they were off"),
     ):
-        patch.setattr(instance.InstanceSource, "take_stack", taken)
+        patch.setattr(instance.InstanceSource, "take_tensor_or_stack", taken)
         engine(bare, device="cpu", **of_seed(seed))
     with engine(bare, device="cpu", **of_seed(seed)):  # another one gets them
         pass

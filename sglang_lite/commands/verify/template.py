@@ -67,7 +67,9 @@ def _template_check(found: Mapping[str, str]) -> Check:
 def _render_by_transformers(
     tokenizer: Foreign, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
 ) -> str | None:
-    """Returns the text of transformers, or None if the template rejects the messages."""
+    """Renders a conversation with transformers' code. Returns None if the template rejects the
+    messages.
+    """
     try:
         text: str = tokenizer.apply_chat_template(
             [dict(message) for message in messages],

@@ -145,7 +145,7 @@ CONVERSATIONS: Final[
 
 
 def random_prose(sentences: int, seed: int = 0) -> str:
-    """Generates a text of this many sentences, a different one for each seed."""
+    """Generates a text of `sentences` sentences, a different one for each seed."""
     draw = random.Random(seed)
     who = (
         "The baker",

@@ -103,7 +103,7 @@ def _compare_texts(ours: Tokenizer, theirs: Foreign | Unread, texts: list[str]) 
 
 
 def _ids_by_transformers(theirs: Foreign, text: str, ours: Tokenizer) -> list[int]:
-    """Returns the ids that transformers gives a text. If our tokenizer has a beginning-of-sequence
+    """Encodes a text with transformers' tokenizer. If our tokenizer has a beginning-of-sequence
     token, adds the token where it is missing. For some models only the chat template writes this
     token.
     """

@@ -479,15 +479,15 @@ class Engine(base.Engine):
         streaming: bool = False,
         timeout: float | None = None,
     ) -> str:
-        """Opens a session, whose requests continue each other. A request of the session has only
-        new text, and `session_params`, as `SessionParams` of server/sessions.py documents them:
-        `id` of the session, and `rid` of the request that it continues.
+        """Opens a session, in which a request can continue an earlier one. A request of the session
+        contains only the new text, and `session_params` (see `SessionParams` in
+        server/sessions.py): `id` of the session, and `rid` of the request that it continues.
 
         Args:
             capacity_of_str_len: maximum number of tokens of a prompt.
             session_id: name of the session; None for a random one.
-            streaming: must be False: a session's requests may continue any earlier one.
-            timeout: must be None: a session is open until it is closed.
+            streaming: must be False, because a request may continue any earlier one.
+            timeout: must be None, because a session stays open until it is closed.
 
         Returns:
             Name of the session.

@@ -45,11 +45,11 @@ from sglang_lite.protocol import (
     Usage,
 )
 from sglang_lite.protocol.anything import Json
-from sglang_lite.protocol.sampling import given_values, named
+from sglang_lite.protocol.sampling import given_values, parameters_for
 from sglang_lite.text.chat_template import TurnTemplate
 
 _GENERATE = ("generate", "generate_stream")
-_KNOWN_TO_HOOKS = named("hooks").keys()
+_KNOWN_TO_HOOKS = parameters_for("hooks").keys()
 
 
 class BaseBackend(Backend, metaclass=ABCMeta):
@@ -141,15 +141,19 @@ def hooks_of(backend: Backend) -> frozenset[str]:
 
 @lru_cache(maxsize=1024)
 def _hooks_of(kind: type) -> frozenset[str]:
-    found = {hook for hook in EVENTS if _depth(kind, hook)}
-    if _depth(kind, *_GENERATE) > _depth(kind, "agenerate", "answer_now", "open_program"):
+    found = {hook for hook in EVENTS if _override_depth(kind, hook)}
+    if _override_depth(kind, *_GENERATE) > _override_depth(
+        kind, "agenerate", "answer_now", "open_program"
+    ):
         found.add("generate")
-    if _depth(kind, "select") > _depth(kind, "aselect", "select_now", "open_program"):
+    if _override_depth(kind, "select") > _override_depth(
+        kind, "aselect", "select_now", "open_program"
+    ):
         found.add("select")
     return frozenset(found)
 
 
-def _depth(kind: type, *methods: str) -> int:
+def _override_depth(kind: type, *methods: str) -> int:
     """Finds the most derived class that defines one of the methods, and returns its distance from
     the end of the method resolution order. Returns 0 if only the interfaces define them.
     """
@@ -251,7 +255,7 @@ class HookBackend(DelegatingBackend, Listener):
         if not self._generates:
             return self.backend.answer_now(prompt, params, constraint)
         generate = self.backend.generate  # type: ignore[attr-defined] # a hook
-        text, meta = generate(_asking(), SglSamplingParams.from_params(params, constraint))
+        text, meta = generate(_current_branch(), SglSamplingParams.from_params(params, constraint))
         texts = text if isinstance(text, list) else [text]
         metas = meta if isinstance(meta, list) else [meta] * len(texts)
         return [_generation(t, m, i) for i, (t, m) in enumerate(zip(texts, metas))]
@@ -265,7 +269,8 @@ class HookBackend(DelegatingBackend, Listener):
         assert isinstance(op, SelectOp)
         select, texts = self.backend.select, list(choices)  # type: ignore[attr-defined] # a hook
         decision = check_decision(
-            select(_asking(), texts, op.node.temperature, op.expression.choices_method), choices
+            select(_current_branch(), texts, op.node.temperature, op.expression.choices_method),
+            choices,
         )
         return Selection((), picked=decision.decision, meta=decision.meta_info or {})
 
@@ -277,7 +282,7 @@ class HookBackend(DelegatingBackend, Listener):
                 yield event
         elif stream and params.samples == 1:
             async for event in self._stream_from_hook(
-                _asking(), SglSamplingParams.from_params(params, constraint)
+                _current_branch(), SglSamplingParams.from_params(params, constraint)
             ):
                 yield event
         else:
@@ -327,7 +332,7 @@ class HookBackend(DelegatingBackend, Listener):
         return self.backend.open_program(sink, stream=stream, **priority_keywords(priority))
 
 
-def _asking() -> StreamExecutor:
+def _current_branch() -> StreamExecutor:
     """Returns the branch that the current hook call answers for."""
     player, _ = asked.get()
     assert isinstance(player, Player)

@@ -83,7 +83,7 @@ class ServerProcess:
         self.pid = self._process.pid
         self._finalizer = weakref.finalize(self, _end, self._process, self._home)
         reader = threading.Thread(
-            target=_read,
+            target=_relay_output,
             args=(weakref.ref(self), self._process, self._settled),
             name="sglang_lite-server",
             daemon=True,
@@ -150,7 +150,7 @@ class ServerProcess:
         self._finalizer()
 
 
-def _read(
+def _relay_output(
     owner: weakref.ref[ServerProcess], process: subprocess.Popen[bytes], settled: threading.Event
 ) -> None:
     for line in log_printed_lines(process, logger):

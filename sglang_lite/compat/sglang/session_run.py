@@ -1,5 +1,5 @@
-"""Sessions of `sgl.Engine`, whose native requests continue each other. They use the server's
-`Session`.
+"""Sessions of `sgl.Engine`, in which a native request can continue an earlier one. They use the
+server's `Session`.
 """
 
 from __future__ import annotations

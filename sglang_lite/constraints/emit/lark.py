@@ -83,7 +83,7 @@ def _nesting_depth(language: Language) -> int:
                 seen.add(node.name)
                 stack.append((language.rules[node.name], depth + 1))
         else:
-            stack += [(child, depth + 1) for child in reversed(children(node)) if child.refers]
+            stack += [(child, depth + 1) for child in reversed(children(node)) if child.has_refs]
     return deepest
 
 
@@ -109,7 +109,7 @@ class _Speller:
         lines += [
             f"{self._rules[name]}: {self._render_lark_node(body)[0]}"
             for name, body in rules
-            if body.refers
+            if body.has_refs
         ]
         lines += [f"{name}: {definition}" for definition, name in self._groups.items()]
         lines += [f"{name}: {definition}" for definition, name in self._terminals.items()]
@@ -119,11 +119,11 @@ class _Speller:
         """Returns the text of a node, and how deeply its parentheses are nested. A node without
         references is written as a lexeme.
         """
-        if node.refers:
+        if node.has_refs:
             match node:
                 case Ref(name):
                     body = self._language.rules[name]
-                    return self._rules[name] if body.refers else self._render_lexeme(body), 0
+                    return self._rules[name] if body.has_refs else self._render_lexeme(body), 0
                 case Concat(parts):
                     return _join_in_group(
                         " ",
@@ -341,7 +341,7 @@ def _flatten_structure(parts: Iterable[Node]) -> Iterator[Node]:
     lexemes.
     """
     for part in parts:
-        if isinstance(part, Concat) and part.refers:
+        if isinstance(part, Concat) and part.has_refs:
             yield from _flatten_structure(part.parts)
         else:
             yield part

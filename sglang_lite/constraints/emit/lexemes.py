@@ -70,7 +70,7 @@ def split_into_lexemes(language: Language) -> Language:
     Raises:
         ConstraintError: the language is too complex or nested too deeply.
     """
-    if language.start in language.sealed or not language.rules[language.start].refers:
+    if language.start in language.sealed or not language.rules[language.start].has_refs:
         return language
     try:
         return _split_until_unambiguous(_inline_regular_rules(language))
@@ -192,11 +192,11 @@ class _Lexing:
         self.language = Language(language.start, {**self._rules, **self.lexemes}, language.sealed)
 
     def _split_structure(self, node: Node) -> Node:
-        if not node.refers:
+        if not node.has_refs:
             return self._lexeme_or_parts(node)
         match node:
             case Concat(parts):
-                groups = groupby(parts, key=lambda part: part.refers)
+                groups = groupby(parts, key=lambda part: part.has_refs)
                 return concat(
                     *chain.from_iterable(
                         map(self._split_structure, group)
@@ -206,8 +206,8 @@ class _Lexing:
                     )
                 )
             case Alternation(options):
-                regular = alternation(option for option in options if not option.refers)
-                others = [self._split_structure(option) for option in options if option.refers]
+                regular = alternation(option for option in options if not option.has_refs)
+                others = [self._split_structure(option) for option in options if option.has_refs]
                 return alternation([self._lexeme_or_parts(regular), *others])
             case Repeat(inner, least, most):
                 return Repeat(self._split_structure(inner), least, most)

@@ -120,7 +120,7 @@ class Automaton:
         return len(self._terms) + len(self._steps)
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """True if more than half of the allowed states or transitions are used."""
         return (
             2 * self._terms.derived_count > self._terms.most
@@ -578,7 +578,7 @@ def _finds_text_depth_first(
     seen = {state}
     path = [(state, iter(automaton.classes))]
     for _ in range(_MAX_IN_DEPTH):
-        if not path or automaton.full:
+        if not path or automaton.is_full:
             return False
         each, symbols = path[-1]
         if automaton.accepting(each) or nonempty.get(each):

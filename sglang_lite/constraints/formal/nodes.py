@@ -29,7 +29,7 @@ class Facts(NamedTuple):
     """
 
     hash: int
-    refers: bool
+    has_refs: bool
     size: int
 
 
@@ -48,11 +48,11 @@ class _CachedFacts:
             return self._compute_facts().hash
 
     @property
-    def refers(self) -> bool:
+    def has_refs(self) -> bool:
         try:
-            return self.facts.refers
+            return self.facts.has_refs
         except AttributeError:
-            return self._compute_facts().refers
+            return self._compute_facts().has_refs
 
     @property
     def size(self) -> int:
@@ -73,7 +73,7 @@ class _CachedFacts:
             else:
                 below = children(each)
                 missing = []
-                refers = False
+                has_refs = False
                 size = 140
                 for child in below:
                     if isinstance(child, _CachedFacts):
@@ -83,13 +83,13 @@ class _CachedFacts:
                             continue
                     else:
                         known = child
-                    refers = refers or known.refers
+                    has_refs = has_refs or known.has_refs
                     size += 8 + known.size
                 if missing:
                     stack += missing
                     continue
                 own = (each.node, each.least, each.most) if isinstance(each, Repeat) else below
-                facts = Facts(hash((type(each), own)), refers, size)
+                facts = Facts(hash((type(each), own)), has_refs, size)
             object.__setattr__(each, "facts", facts)
             stack.pop()
         return self.facts
@@ -108,7 +108,7 @@ class LiteralText(Struct, frozen=True):
     """Exactly `text`, which must not be empty."""
 
     text: str
-    refers: ClassVar[bool] = False
+    has_refs: ClassVar[bool] = False
 
     @property
     def size(self) -> int:
@@ -117,20 +117,19 @@ class LiteralText(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Substring:
-    """Several successive pieces of a text, a single piece, or the empty text.
+    """Language of the substrings of `text` that start and end at a cut, including the empty text.
 
     Attributes:
         text: the text, which must not be empty.
-        cuts: for each index of the text, its end included, 1 if a piece may begin or end
-            there, else 0.
-        superset: a simple language that contains all these texts and is faster for engines,
-            or None.
+        cuts: for each index of the text, its end included: 1 if there is a cut, else 0.
+        superset: simple language that contains all these texts and is faster for engines; None if
+            there is none.
     """
 
     text: str
     cuts: bytes
     superset: Node | None = None
-    refers: ClassVar[bool] = False
+    has_refs: ClassVar[bool] = False
 
     @property
     def size(self) -> int:
@@ -169,13 +168,13 @@ class Multiple:
     """
 
     divisor: int
-    refers: ClassVar[bool] = False
+    has_refs: ClassVar[bool] = False
     size: ClassVar[int] = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Concat(_CachedFacts):
-    """One text of each part, in order."""
+    """Texts that consist of one text of each part, in order."""
 
     parts: tuple[Node, ...]
     __hash__ = _CachedFacts.__hash__
@@ -219,7 +218,7 @@ class Ref(Struct, frozen=True):
     """Reference to the rule called `name`."""
 
     name: str
-    refers: ClassVar[bool] = True
+    has_refs: ClassVar[bool] = True
     size: ClassVar[int] = 120
 
 
@@ -445,13 +444,13 @@ def map_children(node: Node, change: Callable[[Node], Node]) -> Node:
 def references(node: Node) -> set[str]:
     """Returns the names of the rules that a node refers to."""
     found: set[str] = set()
-    stack = [node] if node.refers else []
+    stack = [node] if node.has_refs else []
     while stack:
         each = stack.pop()
         if isinstance(each, Ref):
             found.add(each.name)
         else:
-            stack += [child for child in children(each) if child.refers]
+            stack += [child for child in children(each) if child.has_refs]
     return found
 
 

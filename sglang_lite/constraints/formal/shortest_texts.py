@@ -141,7 +141,7 @@ def _analyse_node(node: Node, rules: Mapping[str, _Found], known: dict[int, _Fou
         return _Found(length, length, length, node.text)
     if isinstance(node, Ref):
         return rules.get(node.name, _NOT_FOUND)
-    if rules and not node.refers:
+    if rules and not node.has_refs:
         return _analyse_regular_node(node)
     found = known.get(id(node))
     if found is None:

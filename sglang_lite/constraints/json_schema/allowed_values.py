@@ -60,7 +60,7 @@ class AllowedValues:
         )
 
     @property
-    def strings(self) -> bool:
+    def allows_strings(self) -> bool:
         return self._values.strings != NOTHING
 
     def quote(self, text: str) -> QuoteLocation | None:
@@ -70,21 +70,23 @@ class AllowedValues:
         return locate_quote(self._values.strings, text)
 
     @property
-    def arrays(self) -> bool:
+    def allows_arrays(self) -> bool:
         return bool(self._values.arrays)
 
     @property
-    def containers(self) -> bool:
+    def allows_containers(self) -> bool:
         return bool(self._values.arrays or self._values.objects)
 
     @property
-    def choices(self) -> bool:
+    def has_finite_strings(self) -> bool:
         """True if the allowed strings are a finite list."""
         return _list_literals(self._values.strings) is not None
 
     @property
     def repeats(self) -> int | None:
-        """Maximum number of equal items in a row in a generated array (`x-repeats`), or None."""
+        """Maximum number of equal items in a row in a generated array (`x-repeats`), or None for no
+        limit.
+        """
         return min(
             (shape.repeats for shape in self._values.arrays if shape.repeats is not None),
             default=None,
@@ -100,7 +102,7 @@ class AllowedValues:
         single = [
             each.low for each in values.numbers if each.low is not None and each.low == each.high
         ]
-        if strings is None or self.containers or len(single) < len(values.numbers):
+        if strings is None or self.allows_containers or len(single) < len(values.numbers):
             return None
         numbers = [int(each) if each.denominator == 1 else float(each) for each in single]
         return (*([None] * values.null), *sorted(values.booleans, reverse=True), *numbers, *strings)
@@ -108,15 +110,15 @@ class AllowedValues:
     @property
     def allows_only_strings(self) -> bool:
         found = self._values
-        return self.strings and not (
-            found.null or found.booleans or found.numbers or self.containers
+        return self.allows_strings and not (
+            found.null or found.booleans or found.numbers or self.allows_containers
         )
 
     def json_for_empty_text(self) -> str:
         """Returns the JSON text of the value that an empty text stands for."""
         if accepts(self._values.strings, ""):
             return '""'
-        return "[]" if self.arrays else "{}" if self.containers else '""'
+        return "[]" if self.allows_arrays else "{}" if self.allows_containers else '""'
 
     def json(self, text: str, *, unquoted: bool) -> str:
         """Returns the JSON text of the value that a text spells. A text that is not JSON is a
@@ -129,12 +131,12 @@ class AllowedValues:
         """
         try:
             value = json.loads(text, parse_constant=refuse_non_finite)
-            if not (unquoted and self.strings) or self._allows_value(value):
+            if not (unquoted and self.allows_strings) or self._allows_value(value):
                 return text.strip()
         except (ValueError, RecursionError):
             pass
         # models may add blanks around a choice
-        if self.choices and not accepts(self._values.strings, text):
+        if self.has_finite_strings and not accepts(self._values.strings, text):
             text = text.strip()
         return json.dumps(text, ensure_ascii=False)
 

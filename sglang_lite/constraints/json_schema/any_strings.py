@@ -113,7 +113,7 @@ def _choices(body: Node, quoting: set[str]) -> Iterator[tuple[Node, ...]]:
         node = stack.pop()
         if isinstance(node, Alternation) and references(node) & quoting:
             yield node.options
-        stack += [child for child in children(node) if child.refers]
+        stack += [child for child in children(node) if child.has_refs]
 
 
 def _are_distinct_before_quotes(options: tuple[Node, ...], rules: Mapping[str, Node]) -> bool:

@@ -44,12 +44,12 @@ class ContainerWriter(Protocol):
         ...
 
     def write_item(self, formula: Formula) -> Node:
-        """Returns the texts of an item."""
+        """Returns a node for the texts of an item whose value `formula` allows."""
         ...
 
     def write_unique_item(self, formula: Formula) -> Node:
-        """Returns the texts of an item that must differ from other items, with exactly one spelling
-        for each number.
+        """Returns a node for the texts of an item that must differ from other items. Each number
+        has exactly one spelling.
         """
         ...
 
@@ -64,9 +64,9 @@ class ContainerWriter(Protocol):
         ...
 
     def member(self, names: Node, formula: Formula, *, first: bool) -> Node:
-        """Returns the texts of a member, including the text before its name."""
+        """Returns a node for the texts of a member, including the text before its name."""
         ...
 
     def text_after_members(self, *, empty: bool) -> Node:
-        """Returns the text after the last member."""
+        """Returns a node for the text after the last member."""
         ...

@@ -173,8 +173,8 @@ ASSERTED = frozenset({*_FORMATS, *GENERATED_IN_PART})
 
 @lru_cache(maxsize=len(ASSERTED))
 def format_language(name: str) -> Node:
-    """Returns the strings of an asserted format. For formats in `GENERATED_IN_PART`, returns only
-    the subset that is generated.
+    """Returns a node for the strings of an asserted format. For formats in `GENERATED_IN_PART`,
+    returns only the subset that is generated.
     """
     match name:
         case "email":

@@ -242,7 +242,7 @@ class GrammarWriter:
         )
 
     def containers(self, values: ValueSet) -> list[Node]:
-        """Returns the texts of the arrays and objects in a set, one node for each shape."""
+        """Returns a node for each shape of arrays and objects in a set."""
         arrays = [write_array(self, shape) for shape in values.arrays]
         alone = len(values.objects) == 1
         return arrays + [write_object(self, shape, alone=alone) for shape in values.objects]

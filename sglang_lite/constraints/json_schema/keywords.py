@@ -302,7 +302,7 @@ def _read_object_keywords(
         formula = all_of(*formulas) if formulas else additional
         members.append(Member(name, formula if accepts(names, name) else False, name in required))
     with locate_errors_at_keyword(location, "patternProperties"):
-        others = tuple(_others(context, patterns, additional, names))
+        others = tuple(_divide_other_names(context, patterns, additional, names))
     evaluated_names = [*map(literal, properties), *(pattern for pattern, _ in patterns)]
     most = schema.get("maxProperties")
     counting = "minProperties" if "minProperties" in schema else "maxProperties"
@@ -321,7 +321,7 @@ def _read_object_keywords(
     return replace(ANY_VALUE, objects=(shape,), inexact=inexact)
 
 
-def _others(
+def _divide_other_names(
     context: Context, patterns: Iterable[tuple[Node, Formula]], additional: Formula, names: Node
 ) -> Iterator[tuple[Node, Formula]]:
     """Divides the names of unlisted members by the patterns that they match. The resulting

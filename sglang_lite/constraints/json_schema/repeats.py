@@ -60,7 +60,7 @@ class RepeatRules:
         if (
             self.limit is None
             or item[:1] in _EXEMPT
-            or (item[:1] == b'"' and allowed.narrow_to_item(index).choices)
+            or (item[:1] == b'"' and allowed.narrow_to_item(index).has_finite_strings)
         ):
             return own
         return self.limit if own is None else min(own, self.limit)

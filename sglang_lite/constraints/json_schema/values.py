@@ -171,7 +171,7 @@ class ObjectShape:
 
 
 class Contains(NamedTuple):
-    """Bound on the number of items whose values are in a formula: from index `start` on, at least
+    """Bound on the number of items whose values satisfy a formula: from index `start` on, at least
     `least` and at most `most`.
     """
 
@@ -254,7 +254,7 @@ class Algebra:
         self.work = 0
 
     def intersect_strings(self, a: Node, b: Node) -> Node:
-        """Returns the strings in both languages. The work counts towards the work limit.
+        """Returns a node for the strings in both languages. The work counts towards the work limit.
 
         Raises:
             ConstraintError: the work limit is exceeded.
@@ -591,7 +591,7 @@ def _too_many_alternatives_error() -> ConstraintError:
 
 
 def intersection_of_strings(a: Node, b: Node) -> Node:
-    """Returns the strings in both languages, or NOTHING if the intersection is empty."""
+    """Returns a node for the strings in both languages, or NOTHING if the intersection is empty."""
     return _intersect_strings_and_work(a, b)[0]
 
 
@@ -627,7 +627,9 @@ def _node_unless_empty(node: Node) -> tuple[Node, int]:
 
 
 def complement_strings(language: Node) -> Node:
-    """Returns the strings that are not in a language, or NOTHING if it contains all strings."""
+    """Returns a node for the strings that are not in a language, or NOTHING if it contains all
+    strings.
+    """
     return _node_unless_empty(complement(language))[0]
 
 

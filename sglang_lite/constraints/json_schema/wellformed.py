@@ -207,15 +207,15 @@ def _is_nonnegative_integer(value: Any) -> bool:
     return _is_finite_number(value) and value >= 0 and int(value) == value
 
 
-def _names(value: Any) -> bool:
+def _is_list_of_strings(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def _type(value: Any) -> bool:
+def _is_type_keyword(value: Any) -> bool:
     return (
         value in _TYPES
         if isinstance(value, str)
-        else bool(value) and _names(value) and _TYPES.issuperset(value)
+        else bool(value) and _is_list_of_strings(value) and _TYPES.issuperset(value)
     )
 
 
@@ -223,7 +223,7 @@ _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     **dict.fromkeys(LISTS, (lambda v: isinstance(v, list) and bool(v), "a list of one or more schemas")),
     **dict.fromkeys(NAMED, (lambda v: isinstance(v, dict), "an object whose values are schemas")),
     "dependencies": (
-        lambda v: isinstance(v, dict) and all(map(_names, (e for e in v.values() if isinstance(e, list)))),
+        lambda v: isinstance(v, dict) and all(map(_is_list_of_strings, (e for e in v.values() if isinstance(e, list)))),
         "an object whose values are schemas or lists of names",
     ),
     **dict.fromkeys(("minimum", "maximum"), (_is_finite_number, "a number")),
@@ -239,13 +239,13 @@ _VALUE_CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         ("pattern", "format", "$ref", "$dynamicRef", "$recursiveRef", "$schema", "$id", "$anchor", "$dynamicAnchor"),
         (lambda v: isinstance(v, str), "a string"),
     ),
-    "required": (_names, "a list of names"),
+    "required": (_is_list_of_strings, "a list of names"),
     "dependentRequired": (
-        lambda v: isinstance(v, dict) and all(map(_names, v.values())),
+        lambda v: isinstance(v, dict) and all(map(_is_list_of_strings, v.values())),
         "an object whose values are lists of names",
     ),
     "enum": (lambda v: isinstance(v, list), "a list"),
     "uniqueItems": (lambda v: isinstance(v, bool), "true or false"),
     "x-repeats": (lambda v: _is_nonnegative_integer(v) and v >= 3, "a whole number of at least 3"),
-    "type": (_type, f"one of {', '.join(sorted(_TYPES))}, or a list of these"),
+    "type": (_is_type_keyword, f"one of {', '.join(sorted(_TYPES))}, or a list of these"),
 }  # fmt: skip

@@ -134,7 +134,7 @@ class AnyOrder:
         self._remembered: _Written = frozenset()
 
     def build_object_texts(self, *, alone: bool) -> Node:
-        """Returns the texts of the objects.
+        """Returns a node for the texts of the objects.
 
         Args:
             alone: whether no other shape of objects is possible in this place.
@@ -188,7 +188,7 @@ class AnyOrder:
                 )
 
     def _text_checked_by_masks(self) -> Node:
-        """Returns texts in which the grammar lets members repeat; masks check the names."""
+        """Returns a node for texts in which the grammar lets members repeat; masks check names."""
         if self._most is not None and (self._required or self._requirements):
             raise _order_refusal_error(
                 "maxProperties can't be enforced for required members in any order"
@@ -218,8 +218,8 @@ class AnyOrder:
     # -------------------------------------------------------------------------------------- members
 
     def _write_any_member(self, met: Met = frozenset(), *, first: bool) -> Node:
-        """Returns the texts of one member that the grammar does not keep track of. Its name may be
-        listed or unlisted.
+        """Returns a node for the texts of one member that the grammar does not keep track of. Its
+        name may be listed or unlisted.
 
         Args:
             met: requirements that the member meets.

@@ -46,7 +46,7 @@ _ADVICE = "Leave uniqueItems out, list up to 8 items in an enum, or set enforce=
 
 
 def write_array(writer: ContainerWriter, shape: ArrayShape) -> Node:
-    """Returns the texts of the arrays of a shape.
+    """Returns a node for the texts of the arrays of a shape.
 
     Raises:
         ConstraintError: the items must be unique, and that can't be enforced.
@@ -66,7 +66,7 @@ def write_array(writer: ContainerWriter, shape: ArrayShape) -> Node:
 
 
 def _write_any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
-    """Returns the texts of items that need not differ, and the closing bracket."""
+    """Returns a node for the texts of items that need not differ, and the closing bracket."""
     if shape.contains:
         return _ArrayWriter(writer, shape, unique=False).position(
             0, (0,) * len(shape.contains), frozenset()
@@ -75,8 +75,8 @@ def _write_any_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
 
 
 def _write_unique_items(writer: ContainerWriter, shape: ArrayShape) -> Node:
-    """Returns the texts of different items and the closing bracket. The grammar or the masks ensure
-    that the items differ.
+    """Returns a node for the texts of different items and the closing bracket. The grammar or the
+    masks ensure that the items differ.
 
     Raises:
         ConstraintError: the masks could not detect early enough that no unused value remains.
@@ -164,8 +164,9 @@ def _has_endless_texts(names: Node) -> bool:
 
 
 def _write_unique_item_values(writer: ContainerWriter, formula: Formula) -> Node:
-    """Returns the texts of items with one spelling for each value. Arrays and objects that can
-    always be extended to differ are represented by all texts that begin with their opening bracket.
+    """Returns a node for the texts of items with one spelling for each value. Arrays and objects
+    that can always be extended to differ are represented by all texts that begin with their opening
+    bracket.
 
     Raises:
         ConstraintError: the items include objects or arrays whose texts can't be listed.
@@ -194,7 +195,7 @@ def _write_unique_item_values(writer: ContainerWriter, formula: Formula) -> Node
 
 
 def _write_unique_scalars(values: ValueSet) -> Node:
-    """Returns the texts of the scalars of a set, with one spelling for each value."""
+    """Returns a node for the texts of the scalars of a set, with one spelling for each value."""
     listed = literal_texts(values.strings)
     if len(listed or ()) + len(values.numbers) > MAX_DISTINCT:
         raise ConstraintError(
@@ -227,8 +228,8 @@ def _write_item_sequence(
     item_text = item_text or writer.write_item
 
     def more(count: int) -> Node:
-        """Returns the texts of the items after the prefix, given that `count` items have been
-        written so far.
+        """Returns a node for the texts of the items after the prefix, given that `count` items have
+        been written so far.
         """
         fewer = max(0, least - count)
         less = None if most is None else most - count

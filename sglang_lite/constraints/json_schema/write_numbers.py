@@ -50,7 +50,7 @@ _WHOLE = parse(r"-?(?:0|[1-9][0-9]*)")
 
 
 def texts(numbers: Numbers, *, decimals: bool = False) -> Node:
-    """Returns the texts of a set of numbers, or NOTHING if the set is empty.
+    """Returns a node for the texts of a set of numbers, or NOTHING if the set is empty.
 
     Args:
         numbers: set of numbers.
@@ -76,7 +76,7 @@ def _has_only_integers(piece: NumberRange) -> bool:
 
 
 def write_plain_number_texts(numbers: Numbers) -> Node:
-    """Returns the texts of a set of numbers, each spelled as by `decimal_text`."""
+    """Returns a node for the texts of a set of numbers, each spelled as by `decimal_text`."""
     if numbers == NONE:
         return NOTHING
     if numbers == EVERY:
@@ -144,7 +144,7 @@ def _write_number_range(piece: NumberRange) -> Node:
 def _write_nonnegative_range(
     low: Fraction, low_open: bool, high: Fraction | None, high_open: bool, *, whole: bool
 ) -> Node:
-    """Returns the texts of the numbers from `low` (at least 0) to `high`."""
+    """Returns a node for the texts of the numbers from `low` (at least 0) to `high`."""
     if whole:
         least = math.floor(low) + 1 if low_open else math.ceil(low)
         return _write_integers(
@@ -178,8 +178,8 @@ def _split_at_point(value: Fraction) -> tuple[int, str]:
 
 
 def _fractions_at_least(digits: str, *, is_open: bool) -> Node:
-    """Returns the texts that may follow a whole part if the fraction must be at least 0.digits, or
-    greater if `is_open`.
+    """Returns a node for the texts that may follow a whole part if the fraction must be at least
+    0.digits, or greater if `is_open`.
     """
     if not digits:
         return concat(literal("."), _SOME_MORE) if is_open else _FRACTION
@@ -194,8 +194,8 @@ def _fractions_at_least(digits: str, *, is_open: bool) -> Node:
 
 
 def _fractions_at_most(digits: str, *, is_open: bool) -> Node:
-    """Returns the texts that may follow a whole part if the fraction must be at most 0.digits, or
-    less if `is_open`. `digits` must not end in zero.
+    """Returns a node for the texts that may follow a whole part if the fraction must be at most
+    0.digits, or less if `is_open`. `digits` must not end in zero.
     """
     if not digits:
         return NOTHING if is_open else optional(parse(r"\.0+"))
@@ -213,7 +213,7 @@ def _fractions_at_most(digits: str, *, is_open: bool) -> Node:
 
 
 def _write_integers(low: int, high: int | None) -> Node:
-    """Returns the whole numbers from `low` (at least 0) to `high`."""
+    """Returns a node for the whole numbers from `low` (at least 0) to `high`."""
     if high is not None and low > high:
         return NOTHING
     a = str(low)
@@ -230,8 +230,8 @@ def _write_integers(low: int, high: int | None) -> Node:
 
 
 def _digits_between(a: str, b: str) -> Node:
-    """Returns the digits from `a` to `b`, which have the same length. The result is one flat
-    alternation, because nested ones would be deep.
+    """Returns a node for the digits from `a` to `b`, which have the same length. The node is one
+    flat alternation, because nested ones would be deep.
     """
     same = 0
     while same < len(a) and a[same] == b[same]:

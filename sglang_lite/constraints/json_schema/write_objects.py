@@ -45,7 +45,7 @@ MAX_COUNTED = 300  # maximum number of named members if members are counted
 
 
 def write_object(writer: ContainerWriter, shape: ObjectShape, *, alone: bool = True) -> Node:
-    """Returns the texts of the objects of a shape.
+    """Returns a node for the texts of the objects of a shape.
 
     Args:
         alone: whether no other shape of objects is possible in this place.
@@ -141,8 +141,8 @@ class _ObjectWriter:
         return self._writer.member(literal(member.name), member.formula, first=not count)
 
     def _write_first_members(self, start: int, end: int) -> Node:
-        """Returns the texts of the named members from `start` to `end` at the beginning of an
-        object. At least one of them is present.
+        """Returns a node for the texts of the named members from `start` to `end` at the beginning
+        of an object. At least one of them is present.
         """
         if end - start == 1:
             return self._write_object_member(start, 0)
@@ -160,8 +160,8 @@ class _ObjectWriter:
         return alternation(options)
 
     def _write_more_members(self, start: int, end: int) -> Node:
-        """Returns the texts of the named members from `start` to `end`, which come after other
-        members.
+        """Returns a node for the texts of the named members from `start` to `end`, which come after
+        other members.
         """
         if end - start == 1:
             member = self._write_object_member(start, 1)
@@ -176,9 +176,9 @@ class _ObjectWriter:
         )
 
     def _write_unlisted_members(self, count: int, met: Met = frozenset()) -> Node:
-        """Returns the texts of unlisted members and the end of the object, after `count` other
-        members. Members that meet requirements come last, so that no later member can repeat their
-        names.
+        """Returns a node for the texts of unlisted members and the end of the object, after `count`
+        other members. Members that meet requirements come last, so that no later member can repeat
+        their names.
         """
         unmet = [requirement for i, requirement in enumerate(self._requirements) if i not in met]
         least = max(0, self._least - count - len(unmet))
@@ -204,7 +204,7 @@ class _ObjectWriter:
     def _write_requirement_member(
         self, count: int, requirement: Requirement = (ANY_TEXT, True)
     ) -> Node:
-        """Returns the texts of an unlisted member that meets a requirement."""
+        """Returns a node for the texts of an unlisted member that meets a requirement."""
         return alternation(
             self._writer.member(part, all_of(formula, requirement[1]), first=not count)
             for names, formula in self._others
@@ -212,7 +212,9 @@ class _ObjectWriter:
         )
 
     def _write_object_end(self, count: int, unmet: Sequence[Requirement] = ()) -> Node:
-        """Returns the texts of members that meet the given requirements, and the end of the object."""
+        """Returns a node for the texts of members that meet the given requirements, and the end of
+        the object.
+        """
         parts = [
             self._write_requirement_member(count + i, requirement)
             for i, requirement in enumerate(unmet)

@@ -21,7 +21,7 @@ def scalar_texts(
     words: tuple[str, str, str] = JSON_WORDS,
     quote: str = '"',
 ) -> Node:
-    """Returns the texts of the scalars of a set.
+    """Returns a node for the texts of the scalars of a set.
 
     Args:
         values: the set, whose arrays and objects are left out.
@@ -63,7 +63,7 @@ def _write_scalar_kinds(
 
 
 def booleans(values: Collection[bool], words: tuple[str, str, str] = JSON_WORDS) -> Node:
-    """Returns the texts of some booleans.
+    """Returns a node for the texts of some booleans.
 
     Args:
         values: the booleans.

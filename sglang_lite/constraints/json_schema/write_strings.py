@@ -54,18 +54,18 @@ _JSON = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def quote_strings(strings: Node, before: Node = EMPTY, after: Node = EMPTY) -> Node:
-    """Returns the JSON texts of some strings, each between texts of `before` and `after`."""
+    """Returns a node for the JSON texts of some strings, each between texts of `before` and
+    `after`.
+    """
     if isinstance(strings, LiteralText) and None not in (edges := _fixed_edges(before, after)):
         return LiteralText(f"{edges[0]}{_JSON(strings.text)}{edges[1]}")
     return between(concat(before, _QUOTE), strings, concat(_QUOTE, after), _escape_strings)
 
 
 def between(before: Node, strings: Node, after: Node, written: Callable[[Node], Node]) -> Node:
-    """Returns strings as spelled by `written`, each between a text of `before` and a text of
-    `after`.
-
-    Complements are placed outermost, as `a & ~b` of whole lexemes, because engines have a
-    fast path for that form.
+    """Returns a node for strings as spelled by `written`, each between a text of `before` and a
+    text of `after`. Complements are placed outermost, as `a & ~b` of whole lexemes, because engines
+    have a fast path for that form.
     """
     parts = strings.parts if isinstance(strings, Intersection) else (strings,)
     inside = [part for part in parts if not isinstance(part, Complement)] or [ANY_TEXT]
@@ -96,7 +96,7 @@ def between(before: Node, strings: Node, after: Node, written: Callable[[Node], 
 
 
 def write_verbatim_strings(before: str, strings: Node, after: str, mark: str) -> Node:
-    """Returns the strings between two texts, except strings that contain a mark.
+    """Returns a node for the strings between two texts, except strings that contain a mark.
 
     Args:
         before, after: text around each string.
@@ -121,12 +121,12 @@ def write_verbatim_strings(before: str, strings: Node, after: str, mark: str) ->
 
 @cache
 def bare_names() -> Node:
-    """Returns the names that can be written without quotes."""
+    """Returns a node for the names that can be written without quotes."""
     return parse(r"""[^\s"'=,:(){}\[\]<>|\\]+""")
 
 
 def write_bare_names(names: Node, before: Node, after: Node) -> Node:
-    """Returns names without quotes, each between texts of `before` and `after`.
+    """Returns a node for names without quotes, each between texts of `before` and `after`.
 
     Raises:
         ConstraintError: the only name can't be written without quotes.
@@ -189,7 +189,7 @@ def _escape_substring(node: Substring) -> Substring:
 
 @lru_cache(maxsize=1024)
 def character(characters: CharSet) -> Node:
-    """Returns the written forms of the characters in a set."""
+    """Returns a node for the written forms of the characters in a set."""
     if characters == ANY_CHAR:
         return _ANY_CHARACTER
     escapes = [

@@ -53,15 +53,15 @@ _STRING = 3  # index of strings in Tags.types
 
 @cache
 def _names() -> Node:
-    """Returns the names that can stand in a tag. Parsed on first use, because parsing would slow
-    down the import.
+    """Returns a node for the names that can stand in a tag. Parsed on first use, because parsing
+    would slow down the import.
     """
     return parse(r'[^\s<>"&/](?:[^<>"&\n\r]*[^\s<>"&])?')
 
 
 @cache
 def _non_container_texts() -> Node:
-    """Returns the texts that don't begin like a JSON array or object."""
+    """Returns a node for the texts that don't begin like a JSON array or object."""
     return parse(r"(?s)[ \t\r\n]*(?:[^ \t\r\n\[{].*)?")
 
 
@@ -132,7 +132,9 @@ class TaggedWriter:
     # --------------------------------------------------------------------------------------- values
 
     def _write_tagged_value(self, before: str, names: Node, after: str, formula: Formula) -> Node:
-        """Returns the texts of a value with its tags, for one name or a language of names."""
+        """Returns a node for the texts of a value with its tags, for one name or a language of
+        names.
+        """
         with locate_errors_at_formula(formula):
             name = literal_text(names)
             if (
@@ -168,8 +170,8 @@ class TaggedWriter:
     def _write_values_of_type(
         self, before: str, type_name: str, after: str, formula: Formula, values: ValueSet
     ) -> Node:
-        """Returns the texts of the values of one type, with their tags. `type_name` is the name
-        that tags have for the type.
+        """Returns a node for the texts of the values of one type, with their tags. `type_name` is
+        the name that tags have for the type.
         """
         null, boolean, number, string, array, object_ = (
             type_name == each for each in self._tags.types
@@ -198,7 +200,9 @@ class TaggedWriter:
         return alternation(options)
 
     def _write_wrapped_strings(self, before: str, strings: Node, after: str) -> list[Node]:
-        """Returns the strings with their tags, and the strings in the wrapper with their tags."""
+        """Returns nodes for the strings with their tags, and for the strings in the wrapper with
+        their tags.
+        """
         if self._tags.wrapper is None:
             return [write_verbatim_strings(before, strings, after, self._tags.mark)]
         opening, closing = self._tags.wrapper
@@ -212,7 +216,7 @@ class TaggedWriter:
         ]
 
     def _write_tagged_container(self, type_name: str, formula: Formula, values: ValueSet) -> Node:
-        """Returns the texts of arrays and objects."""
+        """Returns a node for the texts of arrays and objects."""
         if values == NO_VALUE:
             return NOTHING
         if self._tags.item is None:

@@ -173,8 +173,8 @@ class Assertions:
         self._names = 0
 
     def language(self, before: Node, tree: Tree, after: Node) -> Node:
-        """Returns the texts that match the tree between two other nodes: a text of `before`, one of
-        the tree, then one of `after`.
+        """Returns a node for the texts that match the tree between two other nodes: a text of
+        `before`, one of the tree, then one of `after`.
         """
         self._classes = _partition_into_classes(
             each.before for each in iterate_assertions(tree) if isinstance(each, Behind)
@@ -184,7 +184,7 @@ class Assertions:
         return _nonempty_intersection(self._prepend_part(before, rest)[_START], ANY_TEXT)
 
     def _prepend_tree(self, tree: Tree, rest: _Rest) -> _Rest:
-        """Returns the texts of the tree, each continued by a text of `rest`."""
+        """Prepends the texts of the tree to `rest`: each is continued by a text of `rest`."""
         match tree:
             case Behind():
                 return {
@@ -234,8 +234,8 @@ class Assertions:
         return found
 
     def _loop(self, inner: Node, rest: _Rest) -> _Rest:
-        """Returns the texts of an unbounded repeat, each continued by a text of `rest`. Every round
-        reads at least one character.
+        """Prepends the texts of an unbounded repeat to `rest`: each is continued by a text of
+        `rest`. Every round reads at least one character.
         """
         names = {context: f"repeat {self._names + i}" for i, context in enumerate(rest)}
         self._names += len(names)
@@ -257,7 +257,9 @@ class Assertions:
         return {context: texts[name] for context, name in names.items()}
 
     def _prepend_part(self, part: Node, rest: _Rest) -> _Rest:
-        """Returns the texts of a part that has no assertions, each continued by a text of `rest`."""
+        """Prepends the texts of a part without assertions to `rest`: each is continued by a text of
+        `rest`.
+        """
         groups: dict[Node, list[Ranges]] = {}
         for i, ranges in enumerate(self._classes):
             groups.setdefault(rest[_Context(i, 0)], []).append(ranges)
@@ -300,4 +302,4 @@ def _nonempty_intersection(a: Node, b: Node) -> Node:
     to rules is returned without checking whether it is empty.
     """
     found = EMPTY if a == EMPTY and accepts(b, "") else intersection(a, b)
-    return NOTHING if not found.refers and is_empty(found) else found
+    return NOTHING if not found.has_refs and is_empty(found) else found

@@ -139,7 +139,7 @@ class Outgoing:
         """Sends a sign of life, unless a message is being sent. If changes of the radix tree are
         waiting, sends them instead.
         """
-        if self.tree is not None and self.tree.waits:
+        if self.tree is not None and self.tree.has_changes:
             self.flush()
         elif self._sending.acquire(blocking=False):
             try:

@@ -77,7 +77,9 @@ def _load_and_follow_rank_0(
 
     config = EngineConfig(**start.config)
     set_share_of_threads(
-        config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1)
+        config.threads,
+        config.parallel.ranks_sharing_threads,
+        max(config.dp_size // config.nnodes, 1),
     )
     limit_primitive_caches()
     ranks = GlooCollectives(

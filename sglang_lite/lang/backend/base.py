@@ -83,9 +83,9 @@ class ProgramAtBackend(Protocol):
         ...
 
     def drop_branch(self, path: Path) -> None:
-        """Ends a branch that the caller has abandoned, at its running or next node that needs an
-        answer. Earlier nodes may still be played. A later rollback to an earlier mark revives the
-        branch.
+        """Ends a branch that the caller has abandoned: at the node that is being answered, or else
+        at the next one that needs an answer. Earlier nodes may still be played. A later rollback to
+        an earlier mark revives the branch.
         """
         ...
 

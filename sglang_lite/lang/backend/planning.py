@@ -57,7 +57,7 @@ class ApiDrafts:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False)
 
     @property
-    def on(self) -> bool:
+    def enabled(self) -> bool:
         """True if the next run will request drafts. Becomes False if, after at least 32
         generations, fewer than half had been drafted.
         """
@@ -96,7 +96,7 @@ class RunFacts:
         """Collects the facts of a run that begins now. Its program may have drafts."""
         if drafts is None or drafts.tokens is None:
             return cls(params, shares=shares)
-        return cls(params, drafts, drafts.on, shares)
+        return cls(params, drafts, drafts.enabled, shares)
 
 
 @dataclass(frozen=True, slots=True)

@@ -184,7 +184,7 @@ class BatchPlan:
     ordered: bool
 
     @property
-    def iterates(self) -> bool:
+    def yields_states(self) -> bool:
         """True if the caller receives an iterator, which yields states as runs finish, rather than
         a list at the end.
         """
@@ -388,7 +388,7 @@ def _create_pool(plan: BatchPlan, report: Report) -> Pool:
     """
     if plan.cluster is not None:
         saved = _wrap_with_saving(report, plan.file)
-        return plan.cluster.pool(plan.program, plan, saved, until_released=plan.iterates)
+        return plan.cluster.pool(plan.program, plan, saved, until_released=plan.yields_states)
     if plan.program.is_async:
         return _create_body_pool(AsyncBodyPool, plan, report)
     return _create_body_pool(BodyPool, plan, report)
@@ -402,7 +402,7 @@ def _create_body_pool(kind: type[_BodyPool], plan: BatchPlan, report: Report) ->
         return call
 
     saved = _wrap_with_saving(report, plan.file)
-    return kind(prepare, plan.pending, plan.window, saved, until_released=plan.iterates)
+    return kind(prepare, plan.pending, plan.window, saved, until_released=plan.yields_states)
 
 
 def _wrap_with_saving(report: Report, file: BatchFile | None) -> Report:
@@ -460,7 +460,7 @@ def iterate_outcomes(plan: BatchPlan) -> Generator[tuple[int, Outcome], None, No
         while order.remaining:
             for index, outcome in order.pop_ready_outcomes():
                 yield index, outcome
-                if plan.iterates and index not in plan.saved_outcomes:
+                if plan.yields_states and index not in plan.saved_outcomes:
                     workers.release_run_slot()
             if order.awaited:
                 order.add_outcome(*finished.get())
@@ -492,7 +492,7 @@ async def aiterate_outcomes(plan: BatchPlan) -> AsyncGenerator[tuple[int, Outcom
         while order.remaining:
             for index, outcome in order.pop_ready_outcomes():
                 yield index, outcome
-                if plan.iterates and index not in plan.saved_outcomes:
+                if plan.yields_states and index not in plan.saved_outcomes:
                     workers.release_run_slot()
             if order.awaited:
                 reported = await finished.get()
@@ -514,7 +514,7 @@ class _Order:
         self._ready = dict(plan.saved_outcomes)
         self._progress = plan.progress
         # a list is ordered at the end by `collect_results`
-        self._ordered = plan.ordered and plan.iterates
+        self._ordered = plan.ordered and plan.yields_states
         self._next = 0
         self.remaining = len(plan.items)
         self.awaited = self.remaining - len(plan.saved_outcomes)

@@ -113,7 +113,7 @@ class CodeTools:
 
     @cached_property
     def constraint(self) -> Lark:
-        """Grammar of the programs."""
+        """Grammar of the programs that a model may write."""
         return Lark(write_grammar(self.signatures))
 
     def describe(self) -> str:

@@ -63,7 +63,9 @@ class BasePlayer(ABC):
 
     @property
     def failure(self) -> SglError | None:
-        """Error with which the branch failed or was permanently stopped, or None."""
+        """Error with which the branch failed or was permanently stopped, or None if neither has
+        happened.
+        """
         return self.names.gone or self._failure or self.stopped
 
     def may_answer_now(self, op: AnswerOp) -> bool:

@@ -127,7 +127,7 @@ class Kept:
         self.taken = Variable()
 
     def find_answer(self, op: AnswerOp, asked: Callable[[], str], text: str) -> TraceNode | None:
-        """Returns the kept answer of a node, or None.
+        """Returns the kept answer of a node, or None if the backend has to be asked.
 
         Args:
             asked: computes the digest of the node's question.

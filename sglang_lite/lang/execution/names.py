@@ -153,7 +153,7 @@ class Names:
         return found
 
     def first_variable(self, name: str) -> Variable | None:
-        """Returns the first variable declared under a name, or None."""
+        """Returns the first variable declared under a name, or None if there is none."""
         found = None
         at = self.history
         while at is not None:

@@ -341,7 +341,9 @@ class PushedProgram:
         return runs
 
     def drop_branch(self, branch: PushedBranch) -> None:
-        """Ends a branch at its running or next node that needs an answer."""
+        """Asks the backend to end a branch: at the node that is being answered, or else at the next
+        one that needs an answer.
+        """
         if self._open is not None:
             self._send_outbox(self._open)  # the outbox may contain a mark for a later rollback
             self._open.drop_branch(branch.path)

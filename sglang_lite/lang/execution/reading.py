@@ -249,7 +249,7 @@ async def _score_texts(
         selection = await backend.aselect(prompt, texts, unconditional=False)
         if account is not None:
             account.used.append(selection.usage)
-    run.account.scored(selection.usage)
+    run.account.record_scoring(selection.usage)
     return selection
 
 
@@ -282,7 +282,9 @@ def read_finished_text(player: Player) -> FinishedText:
 
 
 def wait_for_error(player: Player) -> SglError | None:
-    """Waits until everything queued has been executed, and returns the branch's failure, or None."""
+    """Waits until everything queued has been executed. Returns the branch's failure, or None if it
+    has not failed.
+    """
     with contextlib.suppress(SglError):
         player.read_when_played(read_nothing).wait()
     player.failure_reported = True

@@ -120,7 +120,7 @@ class RunUsage:
                     msgspec.structs.replace(usage, thrown_away_tokens=usage.completion_tokens),
                 )
 
-    def scored(self, usage: Usage) -> None:
+    def record_scoring(self, usage: Usage) -> None:
         """Records the usage of scoring texts. It adds nothing to the run's time, and may be
         recorded after the run has ended.
         """

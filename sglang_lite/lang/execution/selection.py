@@ -110,6 +110,7 @@ async def _reuse_or_score(
 
 async def _score_with_retries(player: BasePlayer, op: SelectOp, texts: Sequence[str]) -> Selection:
     def record_error(error: Exception) -> bool:
+        """Records the error of an attempt. Returns False, because another attempt may succeed."""
         op.record_failure(error)
         return False
 

@@ -102,7 +102,7 @@ class Graph(GraphRecord, frozen=True):
                         f"row {i} has no {name!r}.",
                         hint="Give a value for every argument that is not bound.",
                     )
-        return build_prefix_tree([self.filled(row) for row in rows], counter)
+        return build_prefix_tree([self.with_arguments(row) for row in rows], counter)
 
     def to_json(self) -> bytes:
         """Returns the graph as JSON (UTF-8), including the format's version."""

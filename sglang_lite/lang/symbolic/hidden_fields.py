@@ -171,7 +171,9 @@ def _subschemas(schema: dict[str, Any]) -> list[Any]:
 
 
 def _look_up_reference(root: Any, reference: str) -> Any:
-    """Returns the part of a schema that a reference within it points to, or None."""
+    """Returns the part of a schema that a reference within it points to, or None if it points to
+    nothing.
+    """
     found = root
     for step in reference.removeprefix("#").split("/")[1:]:
         step = step.replace("~1", "/").replace("~0", "~")
@@ -180,7 +182,7 @@ def _look_up_reference(root: Any, reference: str) -> Any:
 
 
 def _type_name_of_schema(schema: Any) -> str:
-    """Returns the name of the type that a schema was made from, or ""."""
+    """Returns the name of the type that a schema was made from, or "" if it was made from none."""
     queue = [schema]
     for each in queue:
         if not isinstance(each, dict) or len(queue) > _MAX_SCHEMAS:

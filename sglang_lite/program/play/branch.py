@@ -229,7 +229,7 @@ class ProgramBranch(Generic[TextT, QueuedT]):
         return self.queue[0][0] if self.queue else self.count
 
     @property
-    def returns(self) -> bool:
+    def will_return(self) -> bool:
         """True if the branch has nodes to play, or waits for an answer or a verdict. Its text is
         then still needed.
         """

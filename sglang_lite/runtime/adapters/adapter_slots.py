@@ -134,5 +134,5 @@ class AdapterSlots(Resource):
 
 
 def _adapters_of(requests: Iterable[Request]) -> Iterator[Adapter]:
-    """Returns the adapters of the requests that have one."""
+    """Yields the adapters of the requests that have one."""
     return (each.space.adapter for each in requests if each.space.adapter is not None)

@@ -51,7 +51,9 @@ class EngineAdapters:
     of_model: str | None = None
 
     def adapter_for(self, name: str | None) -> Adapter | None:
-        """Returns the adapter a request uses, or None. Raises like `LoadedAdapters.adapter_for`."""
+        """Returns the adapter a request uses, or None if it uses none. Raises like
+        `LoadedAdapters.adapter_for`.
+        """
         name = self.of_model if name is None else name
         return None if name is None else self.loaded.adapter_for(name)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 
 from sglang_lite.protocol import ParameterError
-from sglang_lite.protocol.sampling import named
+from sglang_lite.protocol.sampling import parameters_for
 from sglang_lite.runtime.capacity import Capacity, Sizes
 from sglang_lite.runtime.config import EngineConfig
 from sglang_lite.runtime.executor import kv_pool_size
@@ -130,7 +130,7 @@ def count_states(config: EngineConfig, state_bytes: int, sizes: Sizes, room: int
         if kept is not None:
             raise ParameterError(
                 "max_mamba_cache_size",
-                "the model has no layers that sum up the past.",
+                "the model has no recurrent layers.",
                 hint="Leave it out.",
             )
         return 0
@@ -172,7 +172,7 @@ def _find_longest_window(config: EngineConfig, loaded: LoadedModel) -> int | Non
 
 def _warn_about_short_limits(config: EngineConfig) -> None:
     """Logs a warning if a limit in the config is shorter than an answer of the default length."""
-    answer = named("sampling_params")["max_tokens"].default
+    answer = parameters_for("sampling_params")["max_tokens"].default
     for name, tokens in (
         ("context_length", config.context_length),
         ("max_total_tokens", config.max_total_tokens),

@@ -72,7 +72,7 @@ class Encoding:
         yield from self._claimed
 
     @property
-    def due(self) -> bool:
+    def has_work(self) -> bool:
         """Whether a step can make progress, such as starting a waiting request or encoding an
         image.
         """

@@ -255,7 +255,7 @@ class EngineCore:
             all_special=config.special_tokens_in_roles,
             paced=config.stream_interval_s > 0,
             weight_version=config.weight_version,
-            recorded=config.recorded,
+            recorded=config.recorded_names,
         )
         self.builder.now = lambda: self.loop.clock.now()
         for part in parts:
@@ -643,7 +643,7 @@ def _make_state_pages(config: EngineConfig, capacity: Capacity) -> StatePages | 
 def _fail_on_error(
     loop: StepLoop, requests: Sequence[Request], problem: str, kind: type[SglError] = BackendError
 ) -> Iterator[None]:
-    """Context manager that fails requests if code inside it raises an exception. Without it, the
+    """Fails requests if the code in the `with` block raises an exception. Without this, the
     exception would stay in a future that nobody reads.
     """
     try:

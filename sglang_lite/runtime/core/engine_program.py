@@ -93,13 +93,13 @@ class ProgramPauses:
         path = ask.branch.path
         if ask.branch.forks:
             for other, below in self._branches.items():
-                if len(other) > len(path) and other[: len(path)] == path and not below.returns:
+                if len(other) > len(path) and other[: len(path)] == path and not below.will_return:
                     self._pauses.end_pause(below)
         return branch
 
     def pause_forked_branch(self, branch: EngineBranch) -> None:
         """Begins the pause of a newly forked branch."""
-        if branch.returns and branch.text is not None:
+        if branch.will_return and branch.text is not None:
             ids = np.array(branch.text.log.fixed, dtype=np.int32)
             self._pauses.pause_at_next_step(self._scheduled_branch(branch), ids, self._space)
 

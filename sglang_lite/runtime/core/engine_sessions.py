@@ -33,7 +33,7 @@ class _Turns:
     queue = ()
     paused = None
     error = None
-    returns = False
+    will_return = False
 
     def __init__(self) -> None:
         self.running = 0  # requests that have not ended

@@ -103,7 +103,9 @@ def build_core(config: EngineConfig, load: Callable[[], Loaded]) -> AnyCore:
         SglError: the model can't be loaded, or the core can't be made.
     """
     openmp.set_share_of_threads(
-        config.threads, config.parallel.threaded, max(config.dp_size // config.nnodes, 1)
+        config.threads,
+        config.parallel.ranks_sharing_threads,
+        max(config.dp_size // config.nnodes, 1),
     )
     onednn.limit_primitive_caches()
     try:

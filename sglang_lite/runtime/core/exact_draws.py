@@ -160,7 +160,7 @@ class ExactDraws:
         self._requests = []  # breaks the reference cycle, which avoids garbage collection
 
     def _answer(self, text: str) -> str:
-        """Returns a drawn text without the end of the prompt that was respelled with it."""
+        """Returns a drawn text without the end of the prompt, which was tokenised again with it."""
         return text[len(self._before) :]
 
     def _end_request(self, request: Request, drawn: DrawnText) -> None:

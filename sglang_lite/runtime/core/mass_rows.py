@@ -97,8 +97,8 @@ class MassRows:
 
     @contextmanager
     def failing_requests(self) -> Iterator[None]:
-        """Context manager that ends the requests with an error if the code inside raises one. The
-        error must neither end the loop nor leave the requests open.
+        """Ends the requests with an error if the code in the `with` block raises one. The error
+        must neither end the loop nor leave the requests open.
         """
         try:
             yield

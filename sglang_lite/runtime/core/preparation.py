@@ -23,7 +23,7 @@ class Preparation(Protocol):
         ...
 
     @property
-    def due(self) -> bool:
+    def has_work(self) -> bool:
         """Whether `prepare_next` can make progress."""
         ...
 

@@ -358,9 +358,8 @@ class RequestBuilder:
         return self.adapter_at_hand is None or self.adapter_at_hand(_adapter_name(params))
 
     def find_params_adapter(self, params: ResolvedParams) -> Adapter | None:
-        """Returns the adapter of requests with these parameters, or None.
-
-        May read it, so must not be called on the loop's thread unless the adapter is at hand.
+        """Returns the adapter of requests with these parameters, or None if they name none. May
+        read its files, so must not be called on the loop's thread unless the adapter is in memory.
 
         Raises:
             ParameterError, ModelError: it is missing, or can't be read.
@@ -586,7 +585,7 @@ _NO_TOKENS: Ints = np.empty(0, dtype=np.int32)
 
 
 def _adapter_name(params: ResolvedParams) -> str | None:
-    """Returns the name of the requested adapter, or None."""
+    """Returns the name of the requested adapter, or None if no adapter is requested."""
     return params.lora_path[0] if params.lora_path else None
 
 

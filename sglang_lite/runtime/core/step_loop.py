@@ -223,7 +223,9 @@ class StepLoop:
                         self.flushes.call_flush_callbacks()  # for events sent by the commands
                         continue
                 elif (
-                    self.scheduler.waits and not self._has_unread_step and not self._must_join_step
+                    self.scheduler.may_wait
+                    and not self._has_unread_step
+                    and not self._must_join_step
                 ):
                     self.inbox.wait(
                         _COPY_PAUSE_S if self.scheduler.fetches.are_pending else _PAUSE_S
@@ -264,7 +266,7 @@ class StepLoop:
             return True
         if not self.scheduler.idle and not self._is_planning_held:
             return True
-        return self.preparation is not None and self.preparation.due and not self.holds
+        return self.preparation is not None and self.preparation.has_work and not self.holds
 
     @property
     def _may_step_when_idle(self) -> bool:
@@ -279,7 +281,7 @@ class StepLoop:
     @property
     def _must_join_step(self) -> bool:
         """Whether other replicas have begun a step and are waiting for this replica to join it."""
-        return self._shared is not None and self._shared.due
+        return self._shared is not None and self._shared.is_awaited
 
     @property
     def _is_planning_held(self) -> bool:
@@ -345,7 +347,7 @@ class StepLoop:
         self._planned = time.perf_counter()
         batch = None if self._is_planning_held else self.scheduler.plan_batch()
         stuck = batch is None and not self._has_unread_step and not self._is_planning_held
-        if stuck and not self.scheduler.queues.idle and not self.scheduler.waits:
+        if stuck and not self.scheduler.queues.idle and not self.scheduler.may_wait:
             raise AssertionError("requests are waiting, nothing runs, and nothing can be admitted")
         return batch
 

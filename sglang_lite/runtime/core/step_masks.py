@@ -229,7 +229,7 @@ def build_draws(
 ) -> Draws:
     """Returns what a runner needs to draw a step's tokens: rows, masks and sampling adjustments."""
     rows = drawn.rows
-    behind = batch.drafted[rows] - drawn.offsets if batch.drafts else None
+    behind = batch.draft_counts[rows] - drawn.offsets if batch.drafts else None
     return Draws(
         rows,
         _draw_adjustments(batch, drawn, table, eos_ids),

@@ -43,7 +43,7 @@ class GenerateRequest:
     output_ids: Sequence[int] = ()
     timeout: float | None = None
     routed_dp_rank: int | None = None  # replica that runs it; None for the best
-    session: str | None = None  # server session, whose requests continue each other
+    session: str | None = None  # server session that the request belongs to
     # images of virtual ids, if the prompt is ids from `RequestBuilder`
     media: tuple[MediaItem, ...] = ()
     winds_down: bool = False

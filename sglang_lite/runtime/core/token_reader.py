@@ -13,7 +13,7 @@ from sglang_lite.protocol import SglError, TokenLogprob
 from sglang_lite.runtime.core.step_clock import StepClock
 from sglang_lite.runtime.core.step_masks import MaskedRows
 from sglang_lite.runtime.core.token_watch import GRAMMAR, STOPS, TEXT, TokenWatch
-from sglang_lite.runtime.executor.sampler import Sampled
+from sglang_lite.runtime.executor.sampler import SampledTokens
 from sglang_lite.runtime.requests.output_builder import Finish
 from sglang_lite.runtime.requests.request import Request, State, WatchedTokens
 from sglang_lite.runtime.scheduler.batch import Batch
@@ -85,7 +85,7 @@ class TokenReader:
         table.limit[slot] = min(int(table.limit[slot]), soonest)
 
     def read_draws(
-        self, batch: Batch, drawn: MaskedRows, live: NDArray[np.bool_], sampled: Sampled
+        self, batch: Batch, drawn: MaskedRows, live: NDArray[np.bool_], sampled: SampledTokens
     ) -> Iterator[tuple[Request, Finish | SglError]]:
         """Appends drawn tokens, and processes those the host must inspect. Yields each request that
         ends, with its finish reason or its error.
@@ -107,7 +107,11 @@ class TokenReader:
             which = _NO_DRAWS if verification is None else verification.next_draws()
 
     def _read_one_draw(
-        self, batch: Batch, rows: NDArray[np.int64], which: NDArray[np.int64], sampled: Sampled
+        self,
+        batch: Batch,
+        rows: NDArray[np.int64],
+        which: NDArray[np.int64],
+        sampled: SampledTokens,
     ) -> Iterator[tuple[Request, Finish | SglError]]:
         """Reads one draw of each row, like `read_draws`.
 
@@ -220,7 +224,7 @@ class Verification:
         scheduler: Scheduler,
         batch: Batch,
         drawn: MaskedRows,
-        sampled: Sampled,
+        sampled: SampledTokens,
         live: NDArray[np.bool_],
     ) -> None:
         assert scheduler.drafts is not None

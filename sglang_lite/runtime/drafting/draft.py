@@ -97,7 +97,9 @@ class DraftWriter:
 
     @property
     def state(self) -> Hashable:
-        """State of the row's grammar after the tokens so far, or None."""
+        """State of the row's grammar after the tokens so far; None without a grammar, or if the
+        state is not known.
+        """
         return None if self._matcher is None else self._matcher.state_key
 
     def append_with_forced(self, token: int) -> list[int]:

@@ -243,7 +243,7 @@ class BackgroundCompilation:
 
     @contextlib.contextmanager
     def waiting_for_kernels(self) -> Iterator[None]:
-        """Within the context, makes the first launch of each kernel wait until that kernel is
+        """Makes the first launch of each kernel in the `with` block wait until that kernel is
         compiled. On exit, ends the compile process and records that the cache has all kernels.
         """
         try:

@@ -15,7 +15,7 @@ from sglang_lite.protocol import RecordName, TokenArray
 from sglang_lite.runtime.executor.cpu_inputs import build_cpu_inputs, fill_in_drawn_ids
 from sglang_lite.runtime.executor.page_memory import CpuPageMemory
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs, score_prompts
-from sglang_lite.runtime.executor.sampler import Draws, Sampled, SamplingTable, sample
+from sglang_lite.runtime.executor.sampler import Draws, SampledTokens, SamplingTable, sample
 from sglang_lite.runtime.executor.step_record import SlotPages, StepRecord
 from sglang_lite.runtime.executor.token_records import read_records
 from sglang_lite.runtime.kernels.arena import Arena
@@ -159,12 +159,12 @@ class CpuRunner:
         """Allocates int32 [rows, words] for the token masks of a step."""
         return np.empty((rows, words), dtype=np.int32)
 
-    def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
+    def sample(self, forward: CpuForward, draws: Draws) -> SampledTokens:
         """Draws the next tokens of some rows from a forward that has computed their hidden states."""
         rows = draws.rows
         behind = draws.behind
         if not len(rows):
-            return Sampled((), {})
+            return SampledTokens((), {})
         assert draws.adjustments is not None
         record = forward.record
         slots = record.slots[rows]

@@ -42,7 +42,7 @@ class GpuAdapters:
         zeros: Callable[[Sequence[int], torch.dtype], torch.Tensor] | None = None,
     ) -> None:
         self.slots = size.slots
-        self.most = size.most
+        self.max_adapters = size.max_adapters
         self._shapes = product_shapes(spec)
         self._device = device
         shape = size.pages, _page_elements(self._shapes)

@@ -16,7 +16,7 @@ from sglang_lite.runtime.executor.gpu_slots import GpuSlots
 from sglang_lite.runtime.executor.logit_adjustments import DrawAdjustments, adjust_logits
 from sglang_lite.runtime.executor.sampler import (
     Masks,
-    Sampled,
+    SampledTokens,
     compute_draw_logprobs,
     log_softmax,
     token_logprob,
@@ -51,8 +51,8 @@ class GpuPendingTokens:
         errors: reason why a row has no valid token, by row.
         waiting: events at the start and the end of the device's wait for masks; None if it is not
             measured.
-        scores: float32 [2, R], as in `Sampled`, on the host once `done` has occurred; None if none
-            were requested.
+        scores: float32 [2, R], as in `SampledTokens`, on the host once `done` has occurred; None if
+            none were requested.
     """
 
     tokens: torch.Tensor
@@ -69,7 +69,7 @@ class GpuPendingTokens:
     def ready(self) -> bool:
         return self.done is None or bool(self.done.query())  # type: ignore[no-untyped-call] # torch leaves it untyped
 
-    def wait_for_tokens(self) -> Sampled:
+    def wait_for_tokens(self) -> SampledTokens:
         """Waits for the draws and returns the tokens."""
         if self.done is not None:
             self.done.synchronize()
@@ -93,7 +93,7 @@ class GpuPendingTokens:
         waited = (
             None if self.waiting is None else self.waiting[0].elapsed_time(self.waiting[1]) / 1000
         )
-        return Sampled(
+        return SampledTokens(
             tokens, logprobs, errors, waited, None if self.scores is None else self.scores.numpy()
         )
 
@@ -288,7 +288,7 @@ class GpuDraws:
             tokens, done, positions, adjustments, masks, logprobs, errors, waiting, scores
         )
 
-    def join_draw_of_rank_0(self, logits: torch.Tensor, slots: Ints) -> Sampled:
+    def join_draw_of_rank_0(self, logits: torch.Tensor, slots: Ints) -> SampledTokens:
         """Joins a draw by rank 0, the only rank that knows the rows' adjustments. Contributes this
         rank's logits, then copies the drawn tokens from rank 0. The tokens stay on the device.
 
@@ -299,7 +299,7 @@ class GpuDraws:
         assert self._parts is not None
         self._parts.gather_logits(logits)
         self._adopt_tokens_of_rank_0(self._parts, self._staging.send(slots).long())
-        return Sampled((), {})
+        return SampledTokens((), {})
 
     def _adopt_tokens_of_rank_0(self, parts: LogitParts, slots: torch.Tensor) -> None:
         """Copies the tokens that rank 0 drew last in some slots to all ranks."""
@@ -324,21 +324,21 @@ class GpuDraws:
             slots,
             positions,
             self._slots.sampling,
-            parts.first,
-            parts.blocks,
+            parts.first_block,
+            parts.max_blocks,
             masks=masks and TokenMasks(parts.words(masks.words), masks.rows),
             softcap=softcap,
         )
         winners = parts.ranks.stack(found)
         pick_winner(
-            winners, parts.blocks, slots, self._slots.sampling, self._slots.last_tokens, tokens
+            winners, parts.max_blocks, slots, self._slots.sampling, self._slots.last_tokens, tokens
         )
 
     def _score_tokens(
         self, logits: torch.Tensor, tokens: torch.Tensor, masks: Masks | None, softcap: float | None
     ) -> torch.Tensor:
         """Launches the computation of the drawn tokens' log-probabilities from unadjusted logits.
-        Returns float32 [2, R], as in `Sampled.scores`.
+        Returns float32 [2, R], as in `SampledTokens.scores`.
         """
         rows = len(tokens)
         scores = self._staging.host_buffer(2 * rows).view(torch.float32).view(2, rows)

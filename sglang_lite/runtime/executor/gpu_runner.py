@@ -47,7 +47,7 @@ from sglang_lite.runtime.executor.prompt_logprobs import (
     score_prompts,
     score_rows,
 )
-from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
+from sglang_lite.runtime.executor.sampler import Draws, Masks, SampledTokens
 from sglang_lite.runtime.executor.staging import Staging
 from sglang_lite.runtime.executor.state_waves import build_state_waves, make_state_rows
 from sglang_lite.runtime.executor.step_record import SAMPLING, SlotPages, StepRecord
@@ -401,13 +401,13 @@ class GpuRunner:
         )
 
     @torch.inference_mode()
-    def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
+    def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | SampledTokens:
         """Launches the draws of the next tokens of some rows."""
         rows = draws.rows
         adjustments = draws.adjustments
         masks = draws.masks
         if not len(rows):
-            return Sampled((), {})
+            return SampledTokens((), {})
         record = forward.record
         graph = forward.graph
         waiting = (
@@ -426,7 +426,7 @@ class GpuRunner:
         alike = len(rows) == len(record.slots) and not adjustments
         if graph is not None and alike and self._draws.can_replay(graph, record.slots):
             return self._draws.replay(
-                graph, positions, masks, softcap, waiting, scored=draws.reports
+                graph, positions, masks, softcap, waiting, scored=draws.reports_scores
             )
         return self._draws.draw(
             self._select_logits(forward, last),
@@ -436,7 +436,7 @@ class GpuRunner:
             masks,
             softcap,
             waiting,
-            scored=draws.reports,
+            scored=draws.reports_scores,
         )
 
     def _select_logits(self, forward: GpuForward, at: Ints) -> torch.Tensor:
@@ -749,6 +749,6 @@ def _per_row_lora_step(step: LoraStep | None, adapters: GpuAdapters | None) -> L
     These kernels are faster if most rows have different adapters. Returns None if there can't be
     enough adapters for that.
     """
-    if step is None or adapters is None or not is_own_lora_faster(adapters.most, 1):
+    if step is None or adapters is None or not is_own_lora_faster(adapters.max_adapters, 1):
         return None
     return replace(step, own=True)

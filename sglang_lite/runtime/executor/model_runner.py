@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from sglang_lite.protocol import RecordName, TokenArray
 from sglang_lite.runtime.executor.prompt_logprobs import PromptLogprobs
-from sglang_lite.runtime.executor.sampler import Draws, Sampled
+from sglang_lite.runtime.executor.sampler import Draws, SampledTokens
 from sglang_lite.runtime.executor.step_record import StepRecord
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kv_cache.host_tier import PageMemory
@@ -39,7 +39,7 @@ class PendingTokens(Protocol):
     @property
     def ready(self) -> bool: ...
 
-    def wait_for_tokens(self) -> Sampled:
+    def wait_for_tokens(self) -> SampledTokens:
         """Waits for the draws and returns the tokens."""
         ...
 

@@ -164,7 +164,7 @@ class GroupArrays:
         )
 
     def followed_by(self, others: GroupArrays) -> GroupArrays:
-        """Returns these groups followed by others."""
+        """Concatenates these groups and others."""
         rows: Ints = np.concatenate((self.rows, others.rows))
         sizes = np.concatenate((self.sizes, others.sizes))
         pages = np.concatenate((self.pages, others.pages))

@@ -18,7 +18,7 @@ from sglang_lite.runtime.capacity import Capacity
 from sglang_lite.runtime.executor.cpu_runner import CpuForward, CpuRunner
 from sglang_lite.runtime.executor.expert_balance import ExpertBalance
 from sglang_lite.runtime.executor.model_runner import ModelRunner
-from sglang_lite.runtime.executor.sampler import Draws, Masks, Sampled
+from sglang_lite.runtime.executor.sampler import Draws, Masks, SampledTokens
 from sglang_lite.runtime.executor.step_record import StepRecord, array_from_data, array_to_data
 from sglang_lite.runtime.kernels.arena import Arena
 from sglang_lite.runtime.kv_cache.pages import Ints
@@ -220,7 +220,7 @@ class CpuLeadRunner(LeadRunner[CpuRunner]):
     def forward(self, record: StepRecord) -> CpuForward:
         return self.forward_on_ranks(self._runner.with_drawn_ids(record), self._runner.forward)
 
-    def sample(self, forward: CpuForward, draws: Draws) -> Sampled:
+    def sample(self, forward: CpuForward, draws: Draws) -> SampledTokens:
         draw = partial(self._runner.sample, forward, draws)
         if not len(draws.rows):
             return draw()
@@ -246,11 +246,11 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
         assert forward is not None, "rank 0 is of the first stage"
         return forward
 
-    def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | Sampled:
+    def sample(self, forward: GpuForward, draws: Draws) -> GpuPendingTokens | SampledTokens:
         masks = draws.masks
         step = forward.record.step
 
-        def draw() -> GpuPendingTokens | Sampled:
+        def draw() -> GpuPendingTokens | SampledTokens:
             return self._runner.sample(self._stages.finish_step(step), draws)
 
         if not len(draws.rows) and not forward.record.scores:
@@ -260,7 +260,7 @@ class GpuLeadRunner(LeadRunner["GpuRunner"]):
             draws.rows.astype(np.int32),
             _int32_or_none(draws.behind),
             bool(draws.adjustments),
-            draws.reports,
+            draws.reports_scores,
             None if masks is None else masks.words,
             None if masks is None else masks.rows,
         )

@@ -86,7 +86,8 @@ class Draws:
         adjustments: adjustments of draws that the sampling table doesn't cover, by index into
             `rows`. None on ranks other than 0 if rank 0 has some, since it draws then.
         masks: token masks of the rows that have a grammar; None if no row has one.
-        scored: bool [R], True for rows whose scores are reported, as in `Sampled`; None for no row.
+        scored: bool [R], True for rows whose scores are reported, as in `SampledTokens`; None for
+            no row.
         behind: number [R] of the row's tokens after the one whose logits are drawn from; None for 0
             in every row.
     """
@@ -98,13 +99,13 @@ class Draws:
     behind: Ints | None = None
 
     @property
-    def reports(self) -> bool:
+    def reports_scores(self) -> bool:
         """True if the scores of any row are reported."""
         return self.scored is not None and bool(self.scored.any())
 
 
 @dataclass(frozen=True, slots=True)
-class Sampled:
+class SampledTokens:
     """Drawn tokens of some rows.
 
     Attributes:
@@ -127,7 +128,7 @@ class Sampled:
     def ready(self) -> bool:
         return True
 
-    def wait_for_tokens(self) -> Sampled:
+    def wait_for_tokens(self) -> SampledTokens:
         """Returns `self`, since tokens drawn on the CPU are available immediately."""
         return self
 
@@ -142,7 +143,7 @@ def sample(
     scored: NDArray[np.bool_] | None = None,
     *,
     original_logprobs: bool = False,
-) -> Sampled:
+) -> SampledTokens:
     """Draws one token for each row.
 
     Args:
@@ -190,7 +191,7 @@ def sample(
             draw_tokens(logits, drawn, params["temperature"], params["seed"], positions[drawn])
         )
     tokens: list[int] = picked.tolist()
-    return Sampled(
+    return SampledTokens(
         tokens,
         {i: token_logprob(logprobs[i], tokens[i], adjustments[i].params) for i in reported},
         errors,
@@ -241,7 +242,7 @@ class _Scores:
         )
 
     def scores_of(self, tokens: torch.Tensor) -> NDArray[np.float32]:
-        """Returns the scores of drawn tokens [R], as in `Sampled`."""
+        """Returns the scores of drawn tokens [R], as in `SampledTokens`."""
         own: NDArray[np.float32] = self._logits.gather(1, tokens.unsqueeze(1)).squeeze(1).numpy()
         for i, logits in self._copies.items():
             own[i] = logits[tokens[i]]

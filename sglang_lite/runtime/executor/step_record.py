@@ -309,7 +309,7 @@ class StepWriter:
         table = self._table
         slots = batch.slots
         started = batch.started
-        ends = batch.ends + batch.drafted if batch.drafts else batch.ends
+        ends = batch.ends + batch.draft_counts if batch.drafts else batch.ends
         if batch.singles == len(slots):
             positions = batch.starts
             ids = np.where(batch.pending, -1, table.tokens[slots, positions]).astype(np.int32)

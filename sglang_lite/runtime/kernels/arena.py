@@ -149,7 +149,7 @@ class DeviceArena:
         self._regions: list[_Region] = []
 
     def allocate_bytes(self, size: int) -> torch.Tensor:
-        """Returns `size` bytes with undefined values."""
+        """Allocates `size` bytes with undefined values."""
         if not size:  # of layers that keep nothing by token
             return torch.empty(0, dtype=torch.uint8, device=self._device)
         whole = -(-size // self._granularity) * self._granularity

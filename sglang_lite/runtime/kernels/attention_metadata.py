@@ -193,7 +193,8 @@ class DevicePlan:
         features: whether a token may stand for features.
         rows: [T, hidden_size] output of the layers before this rank's, which other ranks computed;
             overwritten. None to begin with embeddings.
-        states: the step's rows through layers that sum up the past; empty if there are none.
+        states: how the step's rows read and write the states of recurrent layers; empty if the
+            model has none.
     """
 
     ids: torch.Tensor
@@ -382,7 +383,8 @@ class AttentionPlan:
         both_ways: whether some tokens see later tokens.
         previous: int64 [T, N], token slots of the N tokens before each one in its sequence, the
             nearest first; -1 before the sequence's beginning. None if no layer needs them.
-        states: the step's rows through layers that sum up the past; empty if there are none.
+        states: how the step's rows read and write the states of recurrent layers; empty if the
+            model has none.
     """
 
     store_at: torch.Tensor

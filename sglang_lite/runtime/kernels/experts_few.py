@@ -42,8 +42,8 @@ def _weights(at, valid, inside, WHOLE: tl.constexpr):
 
 @triton.jit
 def _inside(at, END: tl.constexpr, expert, EXPERTS: tl.constexpr):
-    """True where `at` is below END. With EXPERTS, false for all of an expert of at least that
-    number.
+    """Returns a mask of the indices `at` below END. With EXPERTS, the mask is all false for an
+    expert whose number is EXPERTS or more.
     """
     if EXPERTS:
         return at < tl.where(expert < EXPERTS, END, 0)

@@ -47,7 +47,9 @@ class ExpertBlocks:
 
 @triton.jit
 def _chunk(ids, start, count, BLOCK_E: tl.constexpr, CHUNK: tl.constexpr):
-    """Loads the experts of a chunk of pairs; beyond the last pair, an expert that doesn't exist."""
+    """Loads the expert of each pair in a chunk. Lanes past the last pair get the padding id BLOCK_E
+    - 1.
+    """
     at = start + tl.arange(0, CHUNK)
     return tl.load(ids + at, mask=at < count, other=BLOCK_E - 1)
 

@@ -24,9 +24,9 @@ LOWEST = tl.constexpr(-0x80000000)  # lower than any result of `_ordered`
 
 @triton.jit
 def _ordered(x):
-    """Integers in the order of float32 numbers (-0.0, which is below 0.0, is no choice). A warp
-    finds the largest of 32 integers by one instruction, and that of numbers with its place by ten
-    exchanges.
+    """Maps float32 numbers to integers in the same order. (-0.0 would become less than 0.0, but is
+    never a choice.) A warp finds the largest of 32 integers with one instruction. The largest of 32
+    numbers and its place would take ten exchanges.
     """
     bits = x.to(tl.int32, bitcast=True)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)

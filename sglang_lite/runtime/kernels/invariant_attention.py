@@ -42,14 +42,14 @@ _ITEMS = 16  # items that one program of `_plan` writes
 
 @triton.jit
 def _piece_start(piece):
-    """First token of a piece: 0, 512, …, 8,192, 9,216, …, 16,384, 18,432, …"""
+    """Returns the first token of a piece: 0, 512, …, 8,192, 9,216, …, 16,384, 18,432, …"""
     after = tl.maximum(piece - 16, 0)
     return tl.where(piece < 16, piece * _PIECE, ((8 + after % 8) * (2 * _PIECE)) << (after // 8))
 
 
 @triton.jit
 def _pieces_of(length):
-    """Number of pieces that the first `length` tokens are in."""
+    """Returns the number of pieces that cover the first `length` tokens."""
     doubled = 0 * length
     for i in tl.static_range(1, 18):
         doubled += (length > (16 * _PIECE << i)).to(tl.int32)
@@ -113,8 +113,9 @@ def _attend_piece(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Results m [Q], total [Q] and acc [BLOCK_D, Q] (FEW) or [Q, BLOCK_D] of queries over the
-    tokens from `start` to `end`. With MASKED, a query sees the tokens up to its position.
+    """Computes the attention of queries over the tokens from `start` to `end`. Returns m [Q], total
+    [Q], and acc [BLOCK_D, Q] (FEW) or [Q, BLOCK_D]. With MASKED, a query sees the tokens up to its
+    position.
     """
     n = tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
@@ -184,7 +185,7 @@ def _attend_piece(
 def _load_part(
     acc_buffer, ml_buffer, part, real, DIM: tl.constexpr, FEW: tl.constexpr, BLOCK_D: tl.constexpr
 ):
-    """Stored result of a piece; `part` [Q] are the queries' places in the buffers."""
+    """Loads the stored result of a piece. `part` [Q] are the queries' places in the buffers."""
     d = tl.arange(0, BLOCK_D)
     inside = _by_query(real, FEW) & _by_element(d < DIM, FEW)
     m = tl.load(ml_buffer + part * 2, mask=real, other=float("-inf"), cache_modifier=".cg")

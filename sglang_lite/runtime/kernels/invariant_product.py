@@ -42,7 +42,9 @@ def _sum(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Product of a tile of weights and a tile of rows over the inputs from `begin` to `end`."""
+    """Multiplies a tile of weights by a tile of rows, summing over the inputs from `begin` to
+    `end`.
+    """
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     for k in range(begin, end, BLOCK_K):
         acc = tl.dot(w.load([first, k]), x.load([row, k]).T, acc, input_precision="ieee")

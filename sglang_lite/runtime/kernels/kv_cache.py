@@ -63,7 +63,8 @@ class KVCache:
             0 in layers without any; None if they are not recorded.
         hidden: [1, slots, hidden_size], hidden state of each token after the last norm; None if it
             is not recorded.
-        states: states of each layer that sums up the past, None for others; empty if there is none.
+        states: states of each recurrent layer, None for other layers; empty if no layer is
+            recurrent.
     """
 
     k: tuple[torch.Tensor, ...]

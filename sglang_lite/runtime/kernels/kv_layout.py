@@ -19,7 +19,8 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class StatePlanes:
-    """Elements of a sequence's state in a layer, which sums up all of its tokens.
+    """Elements of a sequence's state in a recurrent layer. The state summarises all tokens of the
+    sequence.
 
     Attributes:
         tail: number of earlier inputs that the layer's convolution reads.

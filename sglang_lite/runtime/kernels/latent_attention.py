@@ -182,7 +182,8 @@ def _attend_all(
     BLOCK_T: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Attention of M queries over the tokens from `start` to `end`, all of which they see.
+    """Computes the attention of M queries over the tokens from `start` to `end`, all of which they
+    see.
 
     Args:
         queries, rope_part: absorbed queries and their rotary parts, from `_load_queries`.

@@ -59,7 +59,7 @@ _view = (
 
 @gluon.jit
 def _pages_of(pages, token, end, PAGE: gl.constexpr):
-    """Pages of a block of tokens; 0 from `end` on."""
+    """Loads the pages of a block of tokens; 0 from `end` on."""
     found = ()  # mypy and ruff don't support Gluon's way of growing tuples
     for p in gl.static_range(_TOKENS // PAGE):
         at = token + p * PAGE
@@ -97,7 +97,7 @@ def _produce(
     right_free,
     PAGE: gl.constexpr,
 ):
-    """Program of the copying warp: copies blocks from the last to the first."""
+    """Runs the copying warp: copies blocks from the last to the first."""
     last = start + (blocks - 1) * _TOKENS
     for i in range(blocks):
         stage = i % _STAGES
@@ -114,8 +114,8 @@ def _produce(
 
 @gluon.jit
 def _place(order, i, queries, heads, TOGETHER: gl.constexpr):
-    """Places of queries i: contiguous, or with TOGETHER those of the rows whose numbers are in
-    `order`.
+    """Returns the places of queries i. They are contiguous or, with TOGETHER, those of the rows
+    listed in `order`.
     """
     if TOGETHER:
         return gl.load(order + i // heads, mask=i < queries, other=0) * heads + i % heads
@@ -385,12 +385,10 @@ def _first(
     TOGETHER: gl.constexpr,
     LATE: gl.constexpr,
 ):
-    """Program of the first warp group: all blocks' scores and weights, and the first half of the
-    results.
-
-    LATE: the second group's products start with this group's softmax instead of with its next
-    scores. That is faster if latents are in the L2 cache, and slower if they come from memory, as
-    they leave shared memory later.
+    """Runs the first warp group, which computes scores and weights of all blocks, and the first
+    half of the results. With LATE, the second group starts its products during this group's softmax
+    instead of during its next scores. That is faster if latents are in the L2 cache. It is slower
+    if they come from memory, because they stay longer in shared memory.
     """
     dtype: gl.constexpr = left.dtype
     OPERAND: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=_BY_COLUMN, k_width=2)
@@ -478,8 +476,8 @@ def _second(
     PARTED: gl.constexpr,
     TOGETHER: gl.constexpr,
 ):
-    """Program of the second warp group: the second half of the results, by the first group's
-    weights.
+    """Runs the second warp group, which computes the second half of the results with the first
+    group's weights.
     """
     by_query: gl.constexpr = gl.SliceLayout(1, _BY_COLUMN)
     acc = gl.zeros([_QUERIES, _HALF], gl.float32, layout=_BY_COLUMN)
@@ -522,8 +520,8 @@ def _attend(
     TOGETHER: gl.constexpr,
     LATE: gl.constexpr,
 ):
-    """Attention of up to _QUERIES contiguous queries over the tokens from `start` to `end` of their
-    row.
+    """Computes the attention of up to _QUERIES contiguous queries over the tokens from `start` to
+    `end` of their row.
 
     Args:
         q, out: first query, and its result.

@@ -136,8 +136,8 @@ def lora_rows(step: LoraStep, slots: torch.Tensor) -> LoraRows:
 
 @triton.jit
 def _range(total):
-    """Returns the first of a program's items, which are consecutive, so that most are of the same
-    block; and their end.
+    """Returns the first of a program's items, and their end. They are consecutive, so that most
+    belong to the same block.
     """
     count = tl.cdiv(total, tl.num_programs(0))
     first = tl.program_id(0) * count
@@ -157,8 +157,8 @@ def _block(
     SIZE: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """Returns a block's rank, pages of its first ranks [TOGETHER], its tokens [SIZE], and whether
-    it has one alone; rank 0 if the block is not valid.
+    """Returns a block's rank, the pages of its first ranks [TOGETHER], its tokens [SIZE], and
+    whether it has only one token. The rank is 0 if the block is not valid.
     """
     size = tl.where(valid, SIZE, 0)
     of = tl.arange(0, SIZE)
@@ -277,8 +277,8 @@ def _hidden(
     TOGETHER: tl.constexpr,
 ):
     """Loads the hidden rows [SIZE, TOGETHER] of a block's tokens, for the ranks from `first` on. If
-    its first token is alone, which it mostly is where a batch has many adapters, all rows are that
-    one's.
+    the block has only one token, as most blocks do in a batch with many adapters, all rows are that
+    token's.
     """
     r, size = first + tl.arange(0, TOGETHER), PARTS * PAGES * RANKS
     values = tl.zeros((token.shape[0], TOGETHER), tl.float32)

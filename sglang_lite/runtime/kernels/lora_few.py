@@ -312,8 +312,8 @@ def outputs_of(tile, N, END0, END1, END2, END3, END4, PARTS: tl.constexpr, BLOCK
 
 @triton.jit
 def _go_on(tile, later, begin_later, end_later, part, begin, before, end):
-    """Returns the next part, its first output, its first tile and its end if a tile is from tile
-    `later` on, where that part begins, and else what is given.
+    """Returns the next part, its first output, its first tile and its end if the tile belongs to
+    the next part, which begins at tile `later`. Otherwise returns the given values.
     """
     is_later = tile >= later
     return (
@@ -348,7 +348,7 @@ def load_hidden(hidden, part, t, count, first, T, WIDTH, BLOCK_R: tl.constexpr):
 
 
 @triton.jit
-def expanded(
+def accumulate_expansion(
     acc,
     weights,
     hidden,
@@ -369,8 +369,9 @@ def expanded(
     BLOCK_R: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Adds hidden rows times B to sums of tokens t and outputs n: of the ranks from `first` on,
-    whose B has been loaded, and of those in steps of STEP after them.
+    """Multiplies hidden rows by B and adds the products to `acc`, for tokens t and outputs n.
+    Covers the ranks from `first` on, whose B has been loaded, and then the tiles that begin every
+    STEP ranks after them.
     """
     low = load_hidden(hidden, part, t, count, first, T, WIDTH, BLOCK_R)
     acc = tl.dot(low, weights, acc, input_precision="ieee")
@@ -382,7 +383,7 @@ def expanded(
 
 
 @triton.jit
-def expanded_pair(
+def accumulate_expansion_pair(
     gate,
     up,
     weights,
@@ -401,7 +402,7 @@ def expanded_pair(
     BLOCK_R: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`expanded` for gates and ups, N of each, which are two parts."""
+    """Does the work of `accumulate_expansion` for gates and ups, N of each, which are two parts."""
     gate = tl.dot(
         load_hidden(hidden, 0, t, count, 0, T, WIDTH, BLOCK_R),
         weights,
@@ -468,7 +469,7 @@ def _expand(
         weights = load_b(b, pages, count, 0, n, end, N, PAGE, RANKS, BLOCK_R)
         wait(PDL)
         acc = tl.load(product + t[:, None] * N + n[None, :], mask=inside, other=0.0).to(tl.float32)
-        result = expanded(
+        result = accumulate_expansion(
             acc,
             weights,
             hidden,
@@ -499,7 +500,7 @@ def _expand(
         up = tl.load(product + t[:, None] * (2 * N) + (N + n)[None, :], mask=inside, other=0.0).to(
             tl.float32
         )
-        gate, up = expanded_pair(
+        gate, up = accumulate_expansion_pair(
             gate,
             up,
             weights,

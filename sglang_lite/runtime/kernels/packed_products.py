@@ -32,14 +32,14 @@ SCRATCH = 1 << 15  # bytes of shared memory in which code books' numbers change 
 
 
 @triton.constexpr_function
-def _factor(kind: str, dtype: tl.dtype) -> float:
+def _numbers_factor(kind: str, dtype: tl.dtype) -> float:
     """Returns the factor by which the results of `_numbers` are scaled."""
     return {"bf16": 2.0**-6, "fp16": 2.0**-9}.get(dtype.name, 1.0) if kind == "integers" else 1.0
 
 
 @triton.jit
 def _halves(pairs, dtype: tl.constexpr):
-    """The two 16-bit halves of int32 [N, W], as [N, 2 W]. Takes no instructions."""
+    """Splits int32 [N, W] into its 16-bit halves, as [N, 2 W]. Takes no instructions."""
     low = (pairs & 0xFFFF).to(tl.int16).to(dtype, bitcast=True)
     high = (pairs >> 16).to(tl.int16).to(dtype, bitcast=True)
     return tl.reshape(tl.join(low, high), (pairs.shape[0], 2 * pairs.shape[1]))
@@ -49,8 +49,9 @@ def _halves(pairs, dtype: tl.constexpr):
 def _numbers(
     words, word, table, J: tl.constexpr, KIND: tl.constexpr, ZERO: tl.constexpr, dtype: tl.constexpr
 ):
-    """Numbers [N, 2 W] of slice J of a block, in `dtype`, times `_factor`; from integers ZERO is
-    subtracted, or if that is negative what `word` [N] has above 16 bits.
+    """Unpacks slice J of a block: returns its numbers [N, 2 W] in `dtype`, multiplied by
+    `_numbers_factor`. Zero points are subtracted from integers: ZERO or, if that is negative, those
+    in the upper 16 bits of `word` [N].
     """
     if KIND == "integers" and dtype != tl.float32:
         # The last eight bits of a 16-bit number are linear, as its least exponents are: as they are
@@ -58,7 +59,7 @@ def _numbers(
         # zeros. So two take two instructions.
         small = _halves((words >> 8 * (J // 2)) & (0x000F000F << 4 * (J % 2)), dtype)
         up: tl.constexpr = (2.0**127 if dtype == tl.bfloat16 else 2.0**15) / 16.0 ** (J % 2)
-        factor: tl.constexpr = _factor(KIND, dtype)
+        factor: tl.constexpr = _numbers_factor(KIND, dtype)
         if ZERO < 0:
             found = tl.fma(
                 small, tl.full(small.shape, up, dtype), zeros_of(word).to(dtype)[:, None] * -factor
@@ -92,8 +93,8 @@ def _numbers(
 
 @triton.jit
 def scales_of(word, ZERO: tl.constexpr, HALF: tl.constexpr):
-    """Scales, as float32, of what `PackedWeight.scales` has; HALF is a name of their dtype if zeros
-    are above them.
+    """Unpacks the scales from words of `PackedWeight.scales`, as float32. HALF is the name of their
+    16-bit dtype if the words also contain zero points.
     """
     if ZERO < 0:
         low = (word & 0xFFFF).to(tl.int16)
@@ -106,7 +107,7 @@ def scales_of(word, ZERO: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def zeros_of(word):
-    """Zeros, as float32, that are above scales."""
+    """Unpacks the zero points from the upper 16 bits of words, as float32."""
     return (word >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
@@ -134,7 +135,7 @@ def packed_sums(
     WHOLE: tl.constexpr,
     DTYPE: tl.constexpr,
 ):
-    """Products [N, M] of rows with rows n [N] of a packed matrix, as float32.
+    """Multiplies rows by rows n [N] of a packed matrix. Returns the products [N, M] as float32.
 
     Args:
         rows: pointers [M] to the first input of each row, in DTYPE.
@@ -154,7 +155,7 @@ def packed_sums(
         for slice in tl.static_range(0, 4, TOGETHER):  # slices of a group
             # 32 bits, as Triton fetches no less ahead.
             word = tl.load(scales + (block * 4 + slice) * SLICE // GROUP * stride + n)
-            scale = scales_of(word, ZERO, HALF) / _factor(KIND, DTYPE)
+            scale = scales_of(word, ZERO, HALF) / _numbers_factor(KIND, DTYPE)
             sums = acc
             if not SCALED:
                 sums = tl.zeros((n.shape[0], rows.shape[0]), tl.float32)
@@ -297,7 +298,7 @@ def _decode_packed(
     for j in tl.static_range(4):
         word = tl.load(scales + (block * 4 + j) * SLICE // GROUP * N + n)
         value = _numbers(packed, word, table, j, KIND, ZERO, dtype).to(tl.float32)
-        value *= (scales_of(word, ZERO, HALF) / _factor(KIND, dtype))[:, None]
+        value *= (scales_of(word, ZERO, HALF) / _numbers_factor(KIND, dtype))[:, None]
         at = (block * 4 + j) * SLICE + k
         mask = (rows < N)[:, None] & (at < K)[None, :]
         tl.store(out + n[:, None] * K + at[None, :], value.to(out.dtype.element_ty), mask=mask)

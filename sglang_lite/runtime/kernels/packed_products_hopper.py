@@ -47,8 +47,8 @@ _load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 
 @gluon.jit
 def _words(place, block, stride, SLICE: gl.constexpr, GROUP: gl.constexpr):
-    """Words of `PackedWeight.scales` of the groups of a block: of its first slice, the second if
-    that is of another group, and so on; else again of the first, or the third.
+    """Loads the words of `PackedWeight.scales` for the four slices of a block. Slices of the same
+    group get the same word.
     """
     first = gl.load(place + block * 4 * SLICE // GROUP * stride)
     second, third, fourth = first, first, first
@@ -63,7 +63,7 @@ def _words(place, block, stride, SLICE: gl.constexpr, GROUP: gl.constexpr):
 
 @gluon.jit
 def _twice(x):
-    """bfloat16 of float32 x [N], in both halves of int32."""
+    """Rounds float32 x [N] to bfloat16, and returns it in both halves of int32."""
     return gl.inline_asm_elementwise(
         "cvt.rn.bf16x2.f32 $0, $1, $1;", "=r,f", [x], dtype=gl.int32, is_pure=True, pack=1
     )
@@ -71,7 +71,9 @@ def _twice(x):
 
 @gluon.jit
 def _factors(word, ZERO: gl.constexpr, HALF: gl.constexpr):
-    """Zeros and scales of a word, for `_numbers`."""
+    """Unpacks zero points and scales from words of `PackedWeight.scales`. Returns both as pairs of
+    equal bfloat16 numbers, multiplied by the powers of 2 that `_numbers` expects.
+    """
     scale = scales_of(word, ZERO, HALF)
     if ZERO < 0:
         zero = zeros_of(word)
@@ -82,16 +84,16 @@ def _factors(word, ZERO: gl.constexpr, HALF: gl.constexpr):
 
 @gluon.jit
 def _all_factors(words, ZERO: gl.constexpr, HALF: gl.constexpr):
-    """`_factors` of a block's four slices."""
+    """Returns the `_factors` of a block's four slices."""
     first, second = _factors(words[0], ZERO, HALF), _factors(words[1], ZERO, HALF)
     return first, second, _factors(words[2], ZERO, HALF), _factors(words[3], ZERO, HALF)
 
 
 @gluon.jit
 def _numbers(words, factors, J: gl.constexpr, OPERAND: gl.constexpr):
-    """Values of slice J of a block, as an operand, two by two: the last eight bits of a 16-bit
-    number are linear, as its least exponents are, so a mask leaves numbers that are too small,
-    which the multiplication mends that subtracts zeros.
+    """Unpacks the values of slice J of a block as an operand, two at a time. Masked integers are
+    read as bfloat16 numbers that are too small by a constant power of 2. The multiplication that
+    subtracts the zero points corrects this.
     """
     zero, scale = factors
     pairs = (words >> 8 * (J // 2)) & (0x000F000F << 4 * (J % 2))
@@ -114,7 +116,7 @@ def _numbers(words, factors, J: gl.constexpr, OPERAND: gl.constexpr):
 
 @gluon.jit
 def _operands(words, factors, STEP: gl.constexpr, PER: gl.constexpr, OPERAND: gl.constexpr):
-    """`_numbers` of the PER slices, one or two, of a step of a block."""
+    """Returns the `_numbers` of the PER slices, one or two, that one step of a block multiplies."""
     first = _numbers(words, factors[STEP * PER], STEP * PER, OPERAND)
     second = first
     if PER == 2:
@@ -124,8 +126,9 @@ def _operands(words, factors, STEP: gl.constexpr, PER: gl.constexpr, OPERAND: gl
 
 @gluon.jit
 def _rows(N, WARPS: gl.constexpr, GATE: gl.constexpr):
-    """First row of the matrix that warp group WARPS, 0 or 1, multiplies, its output, and how many
-    rows there are: with a gate the first group has gates, and the second has their ups.
+    """Returns the first row of the matrix that warp group WARPS (0 or 1) multiplies, the first
+    output that it computes, and the number of rows of the matrix. With GATE, group 0 multiplies
+    gates, and group 1 the ups that belong to them.
     """
     if GATE == "":
         output = (gl.program_id(0) * 2 + WARPS) * _OUTPUTS
@@ -138,7 +141,7 @@ def _rows(N, WARPS: gl.constexpr, GATE: gl.constexpr):
 
 @gluon.jit
 def _blocks(BLOCKS):
-    """Number of a program's blocks of columns: every so many-th one from its own number on."""
+    """Returns how many blocks of columns a program computes. The programs take blocks in turn."""
     return (BLOCKS - gl.program_id(1) + gl.num_programs(1) - 1) // gl.num_programs(1)
 
 
@@ -165,7 +168,7 @@ def _multiply(
     BIAS: gl.constexpr,
     GATE: gl.constexpr,
 ):
-    """Program of a warp group."""
+    """Runs a computing warp group."""
     WORD_STAGES: gl.constexpr = words_ready.shape[0]
     X_STAGES: gl.constexpr = x_ready.shape[0]
     PER: gl.constexpr = x_buffers.shape[0] // X_STAGES  # slices of a step
@@ -260,7 +263,7 @@ def _copy(
     GATE: gl.constexpr,
     PDL: gl.constexpr,
 ):
-    """Program of the copying warp."""
+    """Runs the copying warp."""
     WORD_STAGES: gl.constexpr = words_ready.shape[0]
     X_STAGES: gl.constexpr = x_ready.shape[0]
     PER: gl.constexpr = x_buffers.shape[0] // X_STAGES

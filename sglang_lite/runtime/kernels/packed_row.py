@@ -41,15 +41,15 @@ def _shift(j: int, half: int) -> int:
 
 
 @triton.constexpr_function
-def _factor(kind: str, j: int, half: int) -> float:
+def _input_factor(kind: str, j: int, half: int) -> float:
     """Returns the factor for the inputs. Times 2**64, it compensates for the scaling in `_floats`."""
     return 2.0 ** (85 - (4 * j + 16 * half - _shift(j, half))) if kind == "integers" else 2.0**62
 
 
 @triton.jit
 def _floats(words, J: tl.constexpr, HALF: tl.constexpr, KIND: tl.constexpr):
-    """Numbers of slice J that are in half HALF of words, as float32, divided by `_factor` and
-    2**64.
+    """Unpacks the numbers of slice J that are in half HALF of words, as float32. They are divided
+    by `_input_factor` and 2**64.
     """
     AT: tl.constexpr = 4 * J + 16 * HALF
     # the bits of an integer below 2**24 are those of a float, of 2**-149 of it
@@ -74,8 +74,9 @@ def _inputs(
     ADD: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """Inputs [Q, 4] of slice J's numbers, of those in the lower halves of words and in the upper
-    ones, times `_factor`; their sums [Q] / 2**64; and the sums of their squares before the norm.
+    """Loads the inputs of slice J. Returns those for the lower halves of words [Q, 4] and for the
+    upper halves [Q, 4], both multiplied by `_input_factor`; their sums [Q] / 2**64; and the sums of
+    their squares before the norm.
     """
     k = at[:, None] + tl.arange(0, 8)[None, :]
     value = tl.load(x + k, mask=k < K, other=0.0).to(tl.float32)
@@ -90,8 +91,8 @@ def _inputs(
         value *= tl.load(norm + k, mask=k < K, other=0.0).to(tl.float32)
     low, high = tl.split(tl.reshape(value, (at.shape[0], 4, 2)))
     return (
-        low * _factor(KIND, J, 0),
-        high * _factor(KIND, J, 1),
+        low * _input_factor(KIND, J, 0),
+        high * _input_factor(KIND, J, 1),
         tl.sum(value, 1) * 2.0**-64,
         squares,
     )
@@ -110,7 +111,7 @@ def row_inputs(
     ADD: tl.constexpr,
     NORM: tl.constexpr,
 ):
-    """`_inputs` of the four slices of a row, of quads [Q] of its words."""
+    """Returns the `_inputs` of the four slices, for quads [Q] of a row's words."""
     at = quad // (SLICE // 8) * 4 * SLICE + quad % (SLICE // 8) * 8
     return (
         _inputs(x, residual, norm, residual_out, at, K, 0, KIND, ADD, NORM),
@@ -136,8 +137,8 @@ def row_sums(
     GROUP: tl.constexpr,
     TOGETHER: tl.constexpr,
 ):
-    """Products [N, Q], / 2**64, of rows n [N] of a matrix and a row of inputs, of every quad of
-    four words.
+    """Multiplies rows n [N] of a matrix by a row of inputs. Returns the products / 2**64 for each
+    quad of four words, [N, Q].
 
     Args:
         packed: words [N, 4 Q].

@@ -85,8 +85,8 @@ def copy_blocks(
     PAGE: gl.constexpr,
     ROPE_DIM: gl.constexpr,
 ):
-    """Program of the copying warp: copies blocks from the last to the first, as a continuation of
-    `before` earlier blocks.
+    """Runs the copying warp: copies blocks from the last to the first. `before` blocks have been
+    copied by earlier calls.
     """
     TOKENS: gl.constexpr = k_buffers.shape[1]
     for i in range(before, before + blocks):
@@ -172,8 +172,8 @@ def attend_blocks(
     v_free,
     ROPE_DIM: gl.constexpr,
 ):
-    """Program of a computing warp group: attention of the queries in shared memory over the blocks
-    that `copy_blocks` copies.
+    """Runs a computing warp group: computes the attention of the queries in shared memory over the
+    blocks that `copy_blocks` copies.
 
     Args:
         queries, q_rope: queries and their rotary parts in shared memory.
@@ -283,7 +283,7 @@ def _compute(
     HEADS: gl.constexpr,
     ROPE_DIM: gl.constexpr,
 ):
-    """Program of a warp group: attention of QUERIES queries over all blocks."""
+    """Runs a computing warp group: computes the attention of QUERIES queries over all blocks."""
     KEY: gl.constexpr = q_buffers.shape[2]
     queries, q_rope = q_buffers.index(GROUP), q_ropes.index(GROUP)
     i = gl.arange(0, QUERIES, layout=gl.SliceLayout(1, BY_ROW))
@@ -391,8 +391,10 @@ def prefill_kernel(
     ], [4, 1], [240, 24])  # fmt: skip
 
 
-def _count_tokens(dim: int) -> int:
-    """Returns how many tokens a block has: of heads of 256, half as many fit into shared memory."""
+def _tokens_per_block(dim: int) -> int:
+    """Returns the number of tokens in a block. Blocks for heads of 256 have half as many, because
+    no more fit into shared memory.
+    """
     return _TOKENS_PER_BLOCK if dim <= 128 else 64
 
 
@@ -402,7 +404,7 @@ def supports(q: torch.Tensor, cache: KVCache, plan: DevicePlan) -> bool:
     """
     dim = q.shape[2]
     sixteen_bits = q.dtype in (torch.bfloat16, torch.float16) and cache.k[0].dtype == q.dtype
-    pages = plan.page_size % 8 == 0 and _count_tokens(dim) % plan.page_size == 0
+    pages = plan.page_size % 8 == 0 and _tokens_per_block(dim) % plan.page_size == 0
     return sixteen_bits and pages and dim in (64, 128, 256) and plan.block_size == 2 * QUERIES.value
 
 
@@ -547,7 +549,7 @@ def _launch(
         VALUE=values.shape[2],
         PAGE=page_size,
         HEADS=heads,
-        TOKENS=_count_tokens(keys.shape[2]),
+        TOKENS=_tokens_per_block(keys.shape[2]),
         OWN=rope_parts is not None,
         num_warps=4,
     )

@@ -38,7 +38,7 @@ OPTIONS = {"TOKENS": 64, "REGISTERS": 176, "maxnreg": 128}
 
 @gluon.jit
 def _next_item(items, number, item_count):
-    """Number of rows of an item; 0 after the last item."""
+    """Loads the number of rows of an item; 0 after the last item."""
     return gl.load(items + number * 6 + 1, mask=number < item_count, other=0)
 
 

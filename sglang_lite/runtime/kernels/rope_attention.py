@@ -34,7 +34,9 @@ from sglang_lite.runtime.kernels.softmax import first_visible
 
 @triton.jit
 def _pairs(d, ROPE_DIM: tl.constexpr):
-    """Index of the element that is rotated into each one: half the rotary part away."""
+    """Returns the index of the element that each element is rotated with, which is half the rotary
+    part away.
+    """
     half: tl.constexpr = ROPE_DIM // 2
     return tl.where(d < half, d + half, tl.where(d < ROPE_DIM, d - half, d))
 
@@ -99,8 +101,8 @@ def _heads(
     BLOCK_G: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
-    """Queries [BLOCK_G, BLOCK_D] of a KV head, and its new key and value [1, BLOCK_D], computed as
-    in `rope_store`.
+    """Computes the queries [BLOCK_G, BLOCK_D] of a KV head, and its new key and value [1, BLOCK_D],
+    like `rope_store`.
     """
     d = tl.arange(0, BLOCK_D)
     pair = _pairs(d, ROPE_DIM)
@@ -155,8 +157,8 @@ def _store(
 
 @triton.jit
 def _see_itself(queries, key, value, position, scale, softcap, slopes, SOFTCAP: tl.constexpr):
-    """Results m, total and acc of queries [BLOCK_G, BLOCK_D] that have seen only one key and value
-    [1, BLOCK_D], at `position`.
+    """Returns the results m, total and acc of queries [BLOCK_G, BLOCK_D] that have seen only one
+    key and value [1, BLOCK_D], at `position`.
     """
     score = tl.sum(queries.to(tl.float32) * key.to(queries.dtype).to(tl.float32), 1)
     if SOFTCAP:

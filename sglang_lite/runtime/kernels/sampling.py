@@ -84,7 +84,9 @@ def _load(logits, at, inside, mask_row, has_mask, softcap, SOFTCAP: tl.constexpr
 
 @triton.jit
 def _log2(x, FAST: tl.constexpr):
-    """Logarithm to base 2. FAST: within 2^-22, in one instruction instead of some twenty."""
+    """Computes the logarithm to base 2. With FAST, takes one instruction instead of about twenty,
+    and is accurate to 2^-22.
+    """
     if FAST:
         return tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], tl.float32, is_pure=True, pack=1

@@ -10,15 +10,17 @@ import triton.language as tl
 
 @triton.jit
 def page_of(pages, token, end, PAGE: tl.constexpr):
-    """Pages of tokens [N]; 0 from `end` on. Called one block ahead, so that loads of keys need not
-    wait for it.
+    """Loads the pages of tokens [N]; 0 from `end` on. Called one block ahead, so that loads of keys
+    need not wait for it.
     """
     return tl.load(pages + token // PAGE, mask=token < end, other=0)
 
 
 @triton.jit
 def first_visible(position, window, WINDOW: tl.constexpr):
-    """First token that a query sees: within a window if WINDOW is 1, in its own chunk if it is 2."""
+    """Returns the first token that a query sees: within a window if WINDOW is 1, in its own chunk
+    if WINDOW is 2.
+    """
     first = position + 1 - window
     if WINDOW == 2:
         first = position // window * window
@@ -114,7 +116,8 @@ def attend_tokens(
     BLOCK_D: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
-    """Attention of M queries over the tokens from `start` to `end`, all of which they see.
+    """Computes the attention of M queries over the tokens from `start` to `end`, all of which they
+    see.
 
     Args:
         queries, k, v, slopes: as for `attend_block`.

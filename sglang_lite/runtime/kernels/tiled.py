@@ -24,8 +24,8 @@ from sglang_lite.runtime.kernels.lora_few import (
     BLOCK_R,
     STAGES,
     Shrunk,
-    expanded,
-    expanded_pair,
+    accumulate_expansion,
+    accumulate_expansion_pair,
     load_b,
 )
 from sglang_lite.runtime.kernels.lora_own import OwnShrunk
@@ -105,7 +105,7 @@ def _tiled(
     if LORA:
         if GATE == "":
             part = (first >= END0).to(tl.int32) + (first >= END1).to(tl.int32)
-            acc = expanded(
+            acc = accumulate_expansion(
                 acc,
                 added,
                 hidden,
@@ -127,7 +127,7 @@ def _tiled(
                 STAGES,
             )
         else:
-            acc, up = expanded_pair(
+            acc, up = accumulate_expansion_pair(
                 acc,
                 up,
                 added,

@@ -119,7 +119,7 @@ def _tell(memories, trip, rank, epoch, inside, RANKS: tl.constexpr):
 
 @triton.jit
 def _await(own, trip, ranks, epoch, inside, RANKS: tl.constexpr):
-    """Waits until all ranks have told so."""
+    """Waits until all ranks have called `_tell` for this trip."""
     flags = _flags(own, trip, ranks, RANKS)
     came = tl.load(flags, mask=inside, other=0, volatile=True)
     while tl.sum((inside & (came < epoch)).to(tl.int32), 0) > 0:

@@ -93,8 +93,8 @@ def _has_driver() -> bool:
 def intercept_launches(
     properties: DeviceProperties, on_variant: Callable[[KernelVariant], object]
 ) -> Iterator[None]:
-    """Within a `with` block, skips launches on "meta" tensors, and calls `on_variant` once with
-    each variant that they would launch.
+    """Skips launches on "meta" tensors within a `with` block, and calls `on_variant` once with each
+    variant that they would launch.
 
     Args:
         properties: properties of the GPU that the tensors stand for.
@@ -130,8 +130,8 @@ def intercept_launches(
 
 @contextmanager
 def waiting_for_variants(wait_for: Callable[[str], object]) -> Iterator[None]:
-    """Within a `with` block, calls `wait_for` with a kernel variant's digest before this process
-    first launches that variant.
+    """Calls `wait_for` with a kernel variant's digest before this process first launches that
+    variant, within a `with` block.
     """
 
     def hook(*, key: str, fn: Any, **_: Any) -> bool:
@@ -152,7 +152,7 @@ def _digest_variant(name: str, key: str) -> str:
 
 @contextmanager
 def _install_hook(hook: Callable[..., bool]) -> Iterator[None]:
-    """Within a `with` block, installs a hook that Triton calls before it looks for a kernel in its
+    """Installs a hook, within a `with` block, that Triton calls before it looks for a kernel in its
     cache.
     """
     before = triton.knobs.runtime.jit_cache_hook

@@ -67,7 +67,7 @@ class Companion:
             self.pool.settle_quarantine(step)
 
     def limit_chunk(self, tokens: int) -> int:
-        """Returns how many of these prompt tokens a step can compute."""
+        """Returns how many of the next prompt tokens a step can compute."""
         return tokens
 
     def stats(self) -> dict[str, int]:

@@ -81,7 +81,7 @@ class FileWrites:
             self._files.append(_Write(name, slots, copies[0], state, copies[1]))
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the queue is full, so that further files are skipped."""
         return len(self._files) >= _MAX_WRITING
 

@@ -129,16 +129,20 @@ class PageSource:
         return None
 
     def save_published(self, node: Node) -> None:
-        """May save a node whose pages have been added to the tree."""
+        """Saves a node whose pages have been added to the tree, if the policy requires it."""
 
     def save_kept_states(self, node: Node) -> None:
-        """May save the states that are kept for the prefix from the root to `node`."""
+        """Saves the states that are kept for the prefix from the root to `node`, if the policy
+        requires it.
+        """
 
     def save_reused(self, node: Node) -> None:
-        """May save the nodes of the prefix up to `node`, which is reused now or will be later."""
+        """Saves the nodes of the prefix up to `node`, which is reused now or will be later, if the
+        policy requires it.
+        """
 
     def save_evicted(self, node: Node) -> None:
-        """May save a node whose pages are being evicted from the device."""
+        """Saves a node whose pages are being evicted from the device, if the policy requires it."""
 
     def save_node(self, node: Node) -> None:
         """Saves the pages of a node, as space permits."""

@@ -333,7 +333,7 @@ class PrefixCache:
             each.settle_steps(step)
 
     def limit_chunk(self, tokens: int) -> int:
-        """Returns how many of these prompt tokens a step can compute."""
+        """Returns how many of the next prompt tokens a step can compute."""
         return min((each.limit_chunk(tokens) for each in self.companions), default=tokens)
 
     # ------------------------------------------------------------------------------------- windows

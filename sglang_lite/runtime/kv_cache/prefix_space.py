@@ -49,7 +49,7 @@ class PrefixSpace:
         return cls(f"\0:{namespace}" if namespace.startswith("\0") else namespace, adapter)
 
     @property
-    def late(self) -> str:
+    def late_digest(self) -> str:
         """Digest of the adapter if it is a late one, which applies only from its invocation tokens
         on. Empty otherwise.
         """
@@ -78,7 +78,7 @@ class PrefixSpace:
         """
         begin = max(self.start, first)
         end = min(self.start + _MIXED, first + len(tokens))
-        late = self.late
+        late = self.late_digest
         if not late or begin >= end:
             return tokens
         hashes = np.frombuffer(hashlib.shake_128(late.encode()).digest(4 * _MIXED), dtype="<i4")
@@ -94,7 +94,9 @@ class PrefixSpace:
         may be the same. If the cached tokens end among these, only the tokens before the adapter's
         start may be used.
         """
-        return self.start if self.late and self.start < cached < self.start + _MIXED else cached
+        return (
+            self.start if self.late_digest and self.start < cached < self.start + _MIXED else cached
+        )
 
     def has_same_model(self, other: PrefixSpace) -> bool:
         """Returns whether the same adapter, or none, computes both sequences."""
@@ -108,11 +110,11 @@ class PrefixSpace:
             return count
         if self.namespace != other.namespace:
             return 0
-        return min([count, *(space.start for space in (self, other) if space.late)])
+        return min([count, *(space.start for space in (self, other) if space.late_digest)])
 
 
 def _last_occurrence(tokens: Ints, part: tuple[int, ...]) -> int | None:
-    """Returns the position where `part` last occurs in `tokens`, or None."""
+    """Returns the position where `part` last occurs in `tokens`, or None if it does not occur."""
     if len(tokens) < len(part):
         return None
     places = (

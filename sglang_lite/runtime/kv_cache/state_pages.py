@@ -221,7 +221,9 @@ class StatePages(Companion):
         self._wanted[slot] = set(ends)
 
     def ends_in_long_text(self, start: int, end: int) -> range:
-        """Returns the multiples of the interval between two positions."""
+        """Returns the positions strictly between `start` and `end` that are multiples of the
+        interval; none if the interval is 0.
+        """
         if not self._interval:
             return range(0)
         first = -(-(start + 1) // self._interval) * self._interval
@@ -462,7 +464,7 @@ class StatePages(Companion):
         return np.flatnonzero(kept).astype(np.int32), places[kept]
 
     @property
-    def arriving(self) -> list[int]:
+    def arriving_places(self) -> list[int]:
         """Places that copies are writing to, in ascending order."""
         return sorted(self._arriving)
 

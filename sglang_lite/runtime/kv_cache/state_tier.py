@@ -175,7 +175,7 @@ class StateTier:
         miscounted.
         """
         self.host.check_slots()
-        assert sorted(each.place for each in fetches) == self._states.arriving, (
+        assert sorted(each.place for each in fetches) == self._states.arriving_places, (
             "places that a copy writes without a fetch"
         )
 

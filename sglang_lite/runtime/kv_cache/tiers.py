@@ -251,7 +251,7 @@ class Tiers(PageSource):
             end = len(names) - len(node.pages) + index + 1
             first = end - end % self._run
             page = names[end - 1]
-            if name_state_file(page) not in self.disk.known and not self._writes.full:
+            if name_state_file(page) not in self.disk.known and not self._writes.is_full:
                 self.host.save_pages(names[first:end], _pages_from(node, first)[: end - first])
                 self._writes.queue_state_file(names[first:end], page)
         self._advance_file_work()
@@ -278,7 +278,7 @@ class Tiers(PageSource):
                 pages = np.concatenate((node.pages, pages))
                 first -= len(node.pages)
             part = slice(end - self._run - first, end - first)
-            if names[part][-1] not in disk.known and not self._writes.full:
+            if names[part][-1] not in disk.known and not self._writes.is_full:
                 self.host.save_pages(names[part], pages[part])
                 self._writes.queue_file(names[part])
         self._advance_file_work()

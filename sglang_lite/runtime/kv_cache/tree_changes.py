@@ -64,13 +64,15 @@ class TreeChanges:
         self._forgotten = True
 
     @property
-    def waits(self) -> bool:
+    def has_changes(self) -> bool:
         """True if there are changes that have not been taken."""
         return bool(self._there) or self._forgotten
 
     def take_changes(self) -> TreeChange | None:
-        """Returns the changes since the last call, or None. Can be called on any thread."""
-        if not self.waits:
+        """Returns the changes since the last call, or None if there are none. Can be called on any
+        thread.
+        """
+        if not self.has_changes:
             return None
         with self._lock:
             there = self._there

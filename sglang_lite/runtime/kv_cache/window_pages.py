@@ -79,7 +79,7 @@ class WindowPages(Companion):
         }
 
     def limit_chunk(self, tokens: int) -> int:
-        """Returns how many of these prompt tokens a step can compute."""
+        """Returns how many of the next prompt tokens a step can compute."""
         return min(tokens, max((self.chunk - 1) * self._size, 1))
 
     def first_pages_read(self, lengths: Ints) -> Ints:

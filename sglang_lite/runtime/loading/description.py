@@ -62,8 +62,8 @@ class Description:
         cache_bytes: size of one token's keys and values, in bytes; 0 for a model that keeps none.
         window: longest window of layers that keep only the last tokens; None if no layer does.
         window_bytes: size of one token's keys and values in these layers, in bytes.
-        state_bytes: size of a sequence's state in the layers that sum up the past, in bytes; 0 if
-            there are none.
+        state_bytes: size of a sequence's state in recurrent layers, in bytes; 0 if the model has
+            none.
         context_length: longest sequence (or input text of an encoder), in tokens.
         tower_bytes: size of the encoder of images or sounds in memory, in bytes, in addition to
             `loaded_bytes`; None if there is none.

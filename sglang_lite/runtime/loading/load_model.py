@@ -797,12 +797,10 @@ def check_kv_dtype(config: EngineConfig, spec: ModelSpec) -> None:
 
 
 def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) -> None:
-    """Raises ParameterError if the model has layers that sum up the past, and a setting does not
-    support them.
-    """
+    """Raises ParameterError if the model has recurrent layers and a setting does not support them."""
     if not any(spec.states):
         return
-    what = "the model has layers that sum up the past (linear attention, state spaces)"
+    what = "the model has recurrent layers (linear attention, state spaces)"
     for name, wrong, why in (
         ("deterministic", config.deterministic, "whose sums depend on how a prompt is cut"),
         (

@@ -45,7 +45,7 @@ class HostMachine:
         return self.device == "cpu"
 
     @property
-    def beside(self) -> int:
+    def process_bytes(self) -> int:
         """Bytes that an engine's process takes in addition to weights, keys and values."""
         return _BESIDE["cpu" if self.is_cpu else "cuda"]
 
@@ -141,7 +141,7 @@ def _estimate_fit(name: str, machine: HostMachine) -> ModelFit:
         read = model.file_bytes
     else:
         kept = read = model.file_bytes
-    needed = kept + TOKENS * machine.item * model.token_numbers + machine.beside
+    needed = kept + TOKENS * machine.item * model.token_numbers + machine.process_bytes
     is_slow = machine.is_cpu and read > machine.cores * _READ_BY_CORE
     return ModelFit(name, needed, max(needed - machine.free, 0), read, is_slow)
 

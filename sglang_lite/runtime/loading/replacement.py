@@ -90,7 +90,7 @@ def check_replacement_tensors(
     for name in list(source.names):
         shape = parts.shape(name)
         if shape is not None and not source.has_packed_matrices:  # packed tensors have other shapes
-            source.take_stack(name, shape)
+            source.take_tensor_or_stack(name, shape)
         elif parts.key(name) is not None:
             source.ignore_tensor(name)
     source.check_all_used(model.unused_tensors)

@@ -300,7 +300,7 @@ class Decoder:
         return replace(cache, states=self._allocate_states(states, cache.memory))
 
     def _allocate_states(self, count: int, arena: Arena | None) -> tuple[LayerStates | None, ...]:
-        """Allocates the states of the layers that sum up the past, None for the others."""
+        """Returns new states for recurrent layers, and None for other layers."""
 
         def zeros(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
             if arena is None:
@@ -347,7 +347,7 @@ class Decoder:
         x, deep = self._embed_tokens(ids, positions)
         rotations = [rope.rotation_at(positions) for rope in self.ropes]
         plan = self._add_previous_tokens(plan)
-        few = None if self.watch.looks else self._small_batch
+        few = None if self.watch.observes_layers else self._small_batch
         if not deep and few is not None and few.supports(plan):
             return few(x, [(each.cos, each.sin) for each in rotations], plan, cache)
         given = self._inputs_of_layers(ids, x)
@@ -387,7 +387,7 @@ class Decoder:
                 layer.shared = SharedFeedForward(layer.feed_forward, self.ranks, steps)
 
     def _join_step_without_rows(self) -> None:
-        """Takes part in the other ranks' step without any rows of its own."""
+        """Takes part in a step of other ranks without rows of its own."""
         x = torch.empty(
             (0, self.spec.hidden_size), dtype=self.precision.compute, device=self.device
         )

@@ -17,13 +17,13 @@ from sglang_lite.runtime.models.config_fields import Config, Json
 from sglang_lite.runtime.models.gemma4 import (
     GEMMA4,
     GEMMA4_EXPERTS,
-    gemma4_attention,
-    gemma4_dense,
+    gemma4_attention_fields,
+    gemma4_dense_fields,
     gemma4_experts,
     gemma4_kinds,
-    gemma4_layer,
+    gemma4_layer_fields,
     gemma4_left_out,
-    gemma4_model,
+    gemma4_model_fields,
 )
 from sglang_lite.runtime.models.mixers import (
     bailing_mixer,
@@ -1124,8 +1124,8 @@ FAMILIES: Mapping[str, Family] = {
     "gemma4": Family(
         ("Gemma4ForCausalLM", "Gemma4ForConditionalGeneration"), GEMMA4,
         biases=_ATTENTION, qk_norm="head", norms="both", layer_ropes=True, left_out=gemma4_left_out,
-        has_window=lambda c, i: gemma4_kinds(c)[i] == "sliding_attention", layer_attention=gemma4_attention,
-        layer_dense=gemma4_dense, layer_fields=gemma4_layer, model_fields=gemma4_model,
+        has_window=lambda c, i: gemma4_kinds(c)[i] == "sliding_attention", layer_attention=gemma4_attention_fields,
+        layer_dense=gemma4_dense_fields, layer_fields=gemma4_layer_fields, model_fields=gemma4_model_fields,
         aliases={"num_experts_per_tok": "top_k_experts"}, experts_fields=gemma4_experts,
         names={**_BEFORE_FEED_FORWARD, **_NOT_SPLIT, **GEMMA4_EXPERTS},
     ),

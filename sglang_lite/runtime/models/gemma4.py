@@ -62,9 +62,9 @@ def gemma4_kinds(config: Config) -> list[str]:
     return config.get("layer_types") or [*kinds, _FULL]
 
 
-def gemma4_attention(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
-    """Returns fields of AttentionSpec for a layer. Layers without a window have heads of another
-    size and number, and may have no projection of values.
+def gemma4_attention_fields(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
+    """Returns fields of AttentionSpec for a layer. Layers without a window have another number and
+    size of heads, and may have no value projection.
     """
     full = gemma4_kinds(config)[layer] == _FULL
     heads = config["num_attention_heads"]
@@ -109,7 +109,7 @@ def _find_source(config: Config, layer: int) -> int | None:
     return sources[-1]
 
 
-def gemma4_dense(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
+def gemma4_dense_fields(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
     """Returns fields of DenseSpec for a layer. In some models, layers that read another layer's
     keys are twice as wide.
     """
@@ -117,12 +117,12 @@ def gemma4_dense(config: Config, layer: int) -> dict[str, Any]:  # fields of any
     return {"size": 2 * config["intermediate_size"]} if wide else {}
 
 
-def gemma4_layer(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
+def gemma4_layer_fields(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
     """Returns fields of LayerSpec."""
     return {"scaled": True, "input_size": config["hidden_size_per_layer_input"]}
 
 
-def gemma4_model(config: Config) -> dict[str, Any]:  # fields of any type
+def gemma4_model_fields(config: Config) -> dict[str, Any]:  # fields of any type
     """Returns fields of ModelSpec."""
     tokens = config["vocab_size_per_layer_input"] if config["hidden_size_per_layer_input"] else 0
     if 0 < tokens < config["vocab_size"]:
@@ -155,7 +155,7 @@ def gemma4_experts(config: Config, layer: int) -> dict[str, Any] | None:  # fiel
         "count": config["num_experts"],
         "size": config["moe_intermediate_size"],
         "normalise": True,
-        "shared_size": gemma4_dense(config, layer).get("size", config["intermediate_size"]),
+        "shared_size": gemma4_dense_fields(config, layer).get("size", config["intermediate_size"]),
         "apart": True,
         "expert_scales": True,
     }

@@ -234,7 +234,7 @@ class GpuDecoder(Decoder):
             rows: the step's rows with their adapters, or None without adapters.
             plan, cache, attention: as for `run`.
         """
-        if len(residual) == 1 and self._alone and rows is None and not self.watch.looks:
+        if len(residual) == 1 and self._alone and rows is None and not self.watch.observes_layers:
             return self._run_single_token(residual, plan, cache, attention)
         x: torch.Tensor | None = None
         scales: Scales | None = None

@@ -214,12 +214,12 @@ class LogitParts:
         return self.sizes[self.ranks.parallel.rank]
 
     @property
-    def first(self) -> int:
+    def first_block(self) -> int:
         """Index of the first token block in this rank's part; a block is BLOCK tokens."""
         return sum(self.sizes[: self.ranks.parallel.rank]) // BLOCK
 
     @property
-    def blocks(self) -> int:
+    def max_blocks(self) -> int:
         """Number of token blocks in the largest part."""
         return cdiv(max(self.sizes), BLOCK)
 
@@ -229,7 +229,7 @@ class LogitParts:
 
     def words(self, masks: torch.Tensor) -> torch.Tensor:
         """Returns the columns of bit masks int32 [masks, words] that cover this rank's tokens."""
-        start = self.first * BLOCK // 32
+        start = self.first_block * BLOCK // 32
         return masks[:, start : start + cdiv(self.size, 32)]
 
 

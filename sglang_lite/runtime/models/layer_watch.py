@@ -47,7 +47,7 @@ class LayerWatch:
         self._outputs = dict[str, torch.Tensor]()
 
     @property
-    def looks(self) -> bool:
+    def observes_layers(self) -> bool:
         """True if layers are observed one by one."""
         return self._marks is not None or self.folder is not None
 

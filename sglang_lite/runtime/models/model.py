@@ -73,12 +73,14 @@ class Model(Protocol):
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of a sequence's state in the layers that sum up the past; 0 if there are none."""
+        """Bytes of a sequence's state in recurrent layers (linear attention, state spaces); 0 if
+        the model has none.
+        """
         ...
 
     def allocate_cache(self, slots: int, window_slots: int = 0, states: int = 0) -> Cache:
         """Allocates a KV cache for `slots` tokens. Layers with a window get `window_slots` tokens
-        instead, unless that is 0. Layers that sum up the past get places for `states` states.
+        instead, unless that is 0. Recurrent layers get places for `states` states.
         """
         ...
 

@@ -176,7 +176,7 @@ class _NewTensors(WeightSource):
         for name in self.names if parts is not None else ():
             assert parts is not None
             if (key := parts.key(name)) is not None:
-                self._lacking.update(parts.lacking(key, frozenset(self.names)))
+                self._lacking.update(parts.missing_tensors(key, frozenset(self.names)))
 
     @property
     def has_scales(self) -> bool:
@@ -189,11 +189,11 @@ class _NewTensors(WeightSource):
     def has_tensor(self, name: str) -> bool:
         return name in self._lacking or self._given.has_tensor(name)
 
-    def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
+    def take_tensor_or_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
         if name in self._lacking:
             assert self._map is not None
             return self._map.read_held_tensor(name)
-        taken = self._given.take_stack(name, shape)
+        taken = self._given.take_tensor_or_stack(name, shape)
         if isinstance(taken, PlainRows):  # read once, to be checked and to be used
             taken = taken.read_stored_rows(0, taken.shape[0])
         if isinstance(taken, torch.Tensor):
@@ -216,7 +216,7 @@ class _NewTensors(WeightSource):
         self._given.check_all_used(may_ignore)
 
     def _read_stored(self, name: str, file: Path) -> Stored:
-        raise AssertionError("take_stack() needs no file")
+        raise AssertionError("take_tensor_or_stack() needs no file")
 
 
 def _is_finite(weight: Stored, dtype: torch.dtype) -> bool:

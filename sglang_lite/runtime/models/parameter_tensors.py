@@ -129,7 +129,7 @@ class ParameterTensors:
         if not piece.part:
             return self._source.take_tensor(piece.name, piece.shape)
         if piece.name not in self._stacks:
-            taken = self._source.take_stack(piece.name, piece.shape)
+            taken = self._source.take_tensor_or_stack(piece.name, piece.shape)
             if isinstance(taken, EncodedMatrix) and (piece.groups > 1 or len(piece.part) > 1):
                 taken = taken.decode(0, piece.shape[0])
             self._stacks[piece.name] = taken

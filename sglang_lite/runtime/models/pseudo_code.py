@@ -29,7 +29,7 @@ _COMMENTS_AT = 64  # column
 
 
 def pseudo_code(spec: ModelSpec) -> Iterator[str]:
-    """Yields the lines of a model's pseudo-code, each kind of layer once."""
+    """Yields the lines of a model's pseudo-code, with each kind of layer only once."""
     yield _format_line(
         0,
         f"# {spec.architecture}: {len(spec.layers)} layers, hidden states of {spec.hidden_size:,}",

@@ -26,7 +26,9 @@ _Attend: TypeAlias = Callable[
 _ALIGNED = 8  # elements: matrix products are several times faster if rows are multiples of 16 bytes
 
 
-def fuse(encoder: Any, dtype: torch.dtype, device: torch.device) -> None:  # transformers' module
+def fuse_encoder(
+    encoder: Any, dtype: torch.dtype, device: torch.device
+) -> None:  # transformers' module
     """Replaces parts of an encoder with faster ones. Parameters keep their names; some become views
     of larger tensors.
 

@@ -41,7 +41,9 @@ def deinterleave_order(spec: MixerSpec) -> torch.Tensor | None:
 
 
 def head_deinterleave_order(spec: AttentionSpec) -> torch.Tensor | None:
-    """Returns the part of `deinterleave_order` for the elements of one query or key, or None."""
+    """Returns `deinterleave_order` for the elements of a single query or key, or None if rotary
+    pairs aren't interleaved.
+    """
     if not spec.rope.interleaved:
         return None
     rotated = spec.rope.rotary_dim or spec.key_size
@@ -50,7 +52,7 @@ def head_deinterleave_order(spec: AttentionSpec) -> torch.Tensor | None:
 
 def latent_query_deinterleave_order(spec: LatentSpec) -> torch.Tensor | None:
     """Returns the part of `deinterleave_order` for latent attention's queries, whose heads end with
-    the rotated elements; or None.
+    the rotated elements. Returns None if rotary pairs aren't interleaved.
     """
     if not spec.rope.interleaved:
         return None

@@ -153,7 +153,9 @@ def _has_attention(spec: ModelSpec, stage: int, parallel: Parallel) -> bool:
 
 
 def _longest_stage_window(spec: ModelSpec, parallel: Parallel) -> int | None:
-    """Returns the longest window of the layers in a rank's stage, or None."""
+    """Returns the longest attention window of the layers in a rank's stage, or None if none of them
+    has a window.
+    """
     layers = stage_layers(spec, parallel)
     return replace(spec, layers=spec.layers[layers.start : layers.stop]).kv_layout.window
 

@@ -339,33 +339,33 @@ class ConvSpec:
 @dataclass(frozen=True, slots=True)
 class DeltaSpec(_WithoutKeys):
     """Linear attention by the gated delta rule, which some layers have in the place of attention
-    (Gated DeltaNet, arXiv:2412.06464).
+        (Gated DeltaNet, arXiv:2412.06464).
 
-    Queries, keys and values are projections of a token's hidden state, convolved over the last
-    `taps` tokens of each channel. Each value head has a state, which maps keys to values. A token
-    changes it and reads it, with q and k normalised, by
+        Queries, keys and values are projections of a token's hidden state, convolved over the last
+        `taps` tokens of each channel. Each value head has a state, which maps keys to values. A token
+        changes it and reads it, with q and k normalised, by
 
-        S <- exp(-exp(a_log) * softplus(a + dt)) S
-        S <- S + k (beta (v - S^T k))^T,  beta = beta_scale * sigmoid(b)
-        out = rms_norm(S^T q) * silu(z)
+            S <- exp(-exp(a_log) * softplus(a + dt)) S
+            S <- S + k (beta (v - S^T k))^T,  beta = beta_scale * sigmoid(b)
+            out = rms_norm(S^T q) * silu(z)
 
-    with further projections a, b and z. A sequence has one state, of a constant size, for all of
-    its tokens.
+        with further projections a, b and z. A sequence has one state, of a constant size, for all of
+        its tokens.
 
-    With `by_element`, it is Kimi Delta Attention (arXiv:2510.26692): a has a number for each element
-    of a key, each of which decays by itself, and sigmoid(z) is the gate.
+        With `by_element`, it is Kimi Delta Attention (arXiv:2510.26692): a has a number for each element
+    of a key, so that elements decay at different rates, and sigmoid(z) is the gate.
 
-    Attributes:
-        key_heads, value_heads: number of heads of queries and keys, and of values. Each key head
-            serves consecutive value heads.
-        key_size, value_size: elements of a head's key, and of its value.
-        taps: number of tokens that the convolution covers, the current one included.
-        norm_eps: epsilon of the norm of each value head's outputs.
-        beta_scale: factor of beta. With 2, a token may also reverse the value that its key maps to.
-        by_element: whether each element of a key decays by itself.
-        gate_rank: elements of the low-rank vectors that a and z are projected from; 0 for none.
-        decay_bound: number x, at most 0, with which exp(x * sigmoid(exp(a_log) * (a + dt))) is the
-            decay instead; None for none.
+        Attributes:
+            key_heads, value_heads: number of heads of queries and keys, and of values. Each key head
+                serves consecutive value heads.
+            key_size, value_size: elements of a head's key, and of its value.
+            taps: number of tokens that the convolution covers, the current one included.
+            norm_eps: epsilon of the norm of each value head's outputs.
+            beta_scale: factor of beta. With 2, a token may also reverse the value that its key maps to.
+            by_element: whether each element of a key decays by itself.
+            gate_rank: elements of the low-rank vectors that a and z are projected from; 0 for none.
+            decay_bound: number x, at most 0, with which exp(x * sigmoid(exp(a_log) * (a + dt))) is the
+                decay instead; None for none.
     """
 
     key_heads: int
@@ -923,7 +923,7 @@ class LayerSpec:
 
     @property
     def state_mixer(self) -> StateSpec | None:
-        """The mixer that keeps a state, or None."""
+        """The mixer that keeps a state, or None if the layer has none."""
         return self.attention if isinstance(self.attention, StateSpec) else self.beside
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from sglang_lite.protocol import ModelError
-from sglang_lite.runtime.models.qwen_encoder import fuse
+from sglang_lite.runtime.models.qwen_encoder import fuse_encoder
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, WeightSource
 
 _FRAMES = "pixel_values_videos"
@@ -67,7 +67,7 @@ class VisionTower:
         self.parameters = load_encoder_weights(self._model, source, dtype, device)
         self._model.to(device).eval()
         if config.model_type.startswith("qwen"):
-            fuse(self._model.visual, dtype, device)
+            fuse_encoder(self._model.visual, dtype, device)
         self.dtype = dtype
         self.device = device
         self._inputs = inspect.signature(self._model.get_image_features).parameters

@@ -273,7 +273,7 @@ class WeightParts:
         pieces = (piece for parameter in self._of_name.get(name, ()) for piece in parameter.slices)
         return next((piece.shape for piece in pieces if piece.name == name), None)
 
-    def lacking(self, key: PartKey, given: Container[str]) -> list[str]:
+    def missing_tensors(self, key: PartKey, given: Container[str]) -> list[str]:
         """Returns the names of the tensors that a part needs and that are not in `given`."""
         missing = (
             p.slices[0].name

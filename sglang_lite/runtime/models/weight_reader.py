@@ -204,9 +204,9 @@ class WeightReader:
         source: source of the weights; each tensor is taken once.
         precision: numeric formats.
         device: device of the weights.
-        fused: whether to build the linear layers of a GPU.
+        fused: whether to build linear layers that run our GPU kernels.
         linears: builder of linear layers; None for a new one.
-        parallel: layout of the ranks, and the place of this one.
+        parallel: layout of the ranks, and which of them this is.
         vocab_block: vocabulary parts are multiples of this many tokens.
         cuts_embedding: whether the embedding table is sharded, too.
         placement: experts held by each group of ranks; None to divide them into consecutive ranges.

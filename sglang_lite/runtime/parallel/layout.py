@@ -77,7 +77,7 @@ class Parallel:
         return self.ranks // self.nodes
 
     @property
-    def threaded(self) -> int:
+    def ranks_sharing_threads(self) -> int:
         """Number of ranks on a machine that compute at the same time. They share the machine's CPU
         threads.
         """

@@ -124,7 +124,7 @@ class SharedSteps(Steps):
         threading.Thread(target=self._receive_counts, name="sglang_lite-steps", daemon=True).start()
 
     @property
-    def due(self) -> bool:
+    def is_awaited(self) -> bool:
         """True if another rank waits in a step that this one has not begun."""
         return self._begun + 1 in self._told
 

@@ -466,9 +466,9 @@ class OutputBuilder:
         return Finish("stop", None) if matcher is not None and matcher.finished else None
 
     def send_known_text(self) -> None:
-        """If streaming, sends the text that is known before the first draw as the first delta. This
-        is the text of the given ids, because a continued stream repeats the whole text, or else the
-        given text.
+        """Sends the text that is known before the first draw as the first delta, if the request is
+        streamed. This is the text of the given ids, because a continued stream repeats the whole
+        text, or else the given text.
         """
         if self.stream and self._text:
             self._send_confirmed_text("".join(self._text))

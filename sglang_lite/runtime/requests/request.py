@@ -198,8 +198,8 @@ class Request:
             None if there is none.
         times: times of submission, start and first token.
         media: images of its prompt, if it has any.
-        respelled: number of the prompt's last tokens that have to be spelled anew before the
-            request is submitted.
+        respelled: number of tokens at the end of the prompt that have to be replaced by other
+            tokens for the same text before the request is submitted.
     """
 
     id: int

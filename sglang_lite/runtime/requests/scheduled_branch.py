@@ -34,7 +34,7 @@ class BranchState(Protocol):
     @property
     def error(self) -> object | None: ...
     @property
-    def returns(self) -> bool: ...
+    def will_return(self) -> bool: ...
 
 
 class ScheduledProgram:
@@ -94,14 +94,14 @@ class ScheduledBranch:
         return branch.ask is None and (branch.paused is not None or not branch.queue)
 
     @property
-    def returns(self) -> bool:
-        """Whether the branch will need its text again."""
-        return self._branch.returns
+    def will_return(self) -> bool:
+        """True if the branch will need its text again."""
+        return self._branch.will_return
 
     @property
     def may_return(self) -> bool:
         """Whether the branch will, or may, need its text again: its caller may still add nodes."""
-        return self._branch.returns or (self.program.open and self._branch.error is None)
+        return self._branch.will_return or (self.program.open and self._branch.error is None)
 
 
 def estimate_node_tokens(

@@ -66,7 +66,7 @@ class Batch:
     states: RowStates | None = None
 
     @property
-    def drafted(self) -> Ints:
+    def draft_counts(self) -> Ints:
         """Number of drafted tokens of each row, int32 [R]."""
         counts: Ints = np.zeros(len(self.slots), dtype=np.int32)
         for row, draft in self.drafts.items():
@@ -82,7 +82,7 @@ class Batch:
     @property
     def tokens(self) -> int:
         own = int((self.ends - self.starts).sum())
-        return own + int(self.drafted.sum()) if self.drafts else own
+        return own + int(self.draft_counts.sum()) if self.drafts else own
 
 
 def make_batch(

@@ -66,7 +66,7 @@ class DraftedRows:
         self._checked: list[Callable[[], None]] = []  # functions that record outcomes of drafts
 
     @property
-    def due(self) -> bool:
+    def should_draft(self) -> bool:
         """Whether the next step should have drafts. If so, the previous step's tokens have to be
         read first.
         """

@@ -44,10 +44,9 @@ ISOLATED_TOKENS = 512  # maximum number of tokens in a step of an isolated reque
 
 
 class Scheduler:
-    """Queues of requests, and planner of each step's batch.
-
-    Every request fits the pool by itself (the engine rejects others), and the running request that
-    ranks first always advances (retraction.py). So all requests end.
+    """Queues of requests, and planner of each step's batch. Every request fits the pool when it
+    runs alone (the engine rejects others), and the running request that ranks first always advances
+    (retraction.py). So all requests end.
 
     Args:
         store: pages, slots and radix tree.
@@ -58,8 +57,8 @@ class Scheduler:
         last_alone: whether the last token of a prompt that runs alone has its own step, as after a
             full cache hit, so that outputs have the same bits with and without the cache.
         pace: limit for steps with streams; None if steps are short enough without one.
-        drafting: proposes tokens that may come next; None to compute each token by itself. On a
-            GPU, drafts delay the launch of a step, so they are used only while they save time.
+        drafting: proposes tokens that may come next; None for no drafts. On a GPU, drafts delay the
+            launch of a step, so they are used only while they save time.
         resources: resources that running requests hold in addition to a slot and pages.
         stages: number of concurrent steps, each with its own rows.
 
@@ -119,8 +118,8 @@ class Scheduler:
         return self.pauses.has_requested_pauses or self.fetches.may_change_plan
 
     @property
-    def waits(self) -> bool:
-        """Whether the loop may pause before the next plan. It may while pages are being copied, or
+    def may_wait(self) -> bool:
+        """True if the loop may pause before the next plan. It may while pages are being copied, or
         if nothing runs because paused programs are expected soon.
         """
         if self.fetches.are_pending:
@@ -221,7 +220,7 @@ class Scheduler:
         self, decoding: list[Request], chunks: list[Row], budget: int
     ) -> Mapping[int, Draft]:
         """Returns the drafts of this step, by id of their request."""
-        if self.drafts is None or self.isolated or not self.drafts.due:
+        if self.drafts is None or self.isolated or not self.drafts.should_draft:
             return NO_DRAFTS
         return self.drafts.plan_drafts(decoding, chunks, budget)
 
@@ -274,7 +273,7 @@ class Scheduler:
         table.computed[batch.slots] = batch.ends
         if self.store.states is not None and batch.states is not None:
             self.store.states.record_step(
-                table, batch.states, batch.slots, batch.starts, batch.ends, batch.drafted
+                table, batch.states, batch.slots, batch.starts, batch.ends, batch.draft_counts
             )
         complete: list[int] = []
         for row in range(batch.decoding, len(batch.requests)):
@@ -402,7 +401,7 @@ class Scheduler:
     @property
     def must_read_before_planning(self) -> bool:
         """Whether the tokens of all steps have to be read before the next is planned."""
-        return self.isolated or (self.drafts is not None and self.drafts.due)
+        return self.isolated or (self.drafts is not None and self.drafts.should_draft)
 
     def _requests_to_decode(self) -> list[Request]:
         """Returns the decoding requests that have a token to compute and have not reached their

@@ -313,7 +313,7 @@ class CompiledGrammar(Protocol):
 
     def matcher(self) -> Matcher: ...
 
-    def combinable(self) -> CompiledGrammar:
+    def as_combinable(self) -> CompiledGrammar:
         """Returns the same grammar with masks that can be intersected with another grammar's.
 
         These masks allow every token that continues with allowed text, not only the tokens that a

@@ -257,7 +257,7 @@ class Compiler:
     def _find_outcomes(self, key: Hashable, build: Callable[[], ByteLanguage]) -> TokenOutcomes:
         with self._reading:
             found = self._outcomes.pop(key, None)
-        if found is None or found.reader.full:
+        if found is None or found.reader.is_full:
             found = TokenOutcomes(TextReader(build()), self._sorted_vocabulary)
         with self._reading:
             self._outcomes[key] = found  # at the end, as the most recently used
@@ -309,8 +309,8 @@ class Compiler:
     def _allow_other_end_tokens(
         self, constraint: Constraint, grammar: CompiledGrammar
     ) -> CompiledGrammar:
-        """Wraps a grammar so that other tokens may end its texts, unless all of its texts end by
-        themselves.
+        """Wraps a grammar so that other tokens may end its texts, unless none of its complete texts
+        can be continued.
         """
         rule = find_end_rule(constraint)
         if rule is None or (
@@ -320,7 +320,7 @@ class Compiler:
             return grammar
         if isinstance(constraint, Choices):
             # else "J" could continue to "Java" but not, in one token, to "JavaScript"
-            grammar = grammar.combinable()
+            grammar = grammar.as_combinable()
         return OpenEndGrammar(grammar, self._end_tokens, rule)
 
     def _resolve_with_error(

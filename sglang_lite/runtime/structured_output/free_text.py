@@ -39,7 +39,7 @@ class FreeText:
     def matcher(self) -> FreeTextMatcher:
         return FreeTextMatcher(self)
 
-    def combinable(self) -> FreeText:
+    def as_combinable(self) -> FreeText:
         return self
 
     def endings(self) -> Endings | None:

@@ -45,7 +45,7 @@ class RenewedStates:
         """
         made = self._made
         # taking a lock would add a tenth to the time of a token
-        if made is not None and not made.automaton.full:
+        if made is not None and not made.automaton.is_full:
             return made
         if made is not None or not self._asked:
             with self._making:

@@ -73,7 +73,7 @@ class LanguageStates:
 
     def renew_if_full(self) -> LanguageStates:
         """Returns a new LanguageStates without states if this one has too many, otherwise this one."""
-        if not self.automaton.full or self.read < _MIN_READ:
+        if not self.automaton.is_full or self.read < _MIN_READ:
             return self
         with self.lock:
             return LanguageStates(

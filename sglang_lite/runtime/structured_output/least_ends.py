@@ -72,4 +72,4 @@ class LeastEnds:
         return 0
 
     def _count_in_child(self, node: Node) -> int:
-        return self._count_in_node(node) if node.refers else self.ends_within_node(node)
+        return self._count_in_node(node) if node.has_refs else self.ends_within_node(node)

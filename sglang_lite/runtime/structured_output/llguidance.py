@@ -405,7 +405,7 @@ class LlguidanceGrammar:
                 self._lexers[self._lexers.index(failed)] = self._new_lexer()
         return self._new_lexer(is_shared=False)
 
-    def combinable(self) -> LlguidanceGrammar:
+    def as_combinable(self) -> LlguidanceGrammar:
         """Returns the grammar with forced tokens turned off. Where only one text is possible,
         forcing would allow only the tokenizer's own split of that text.
         """

@@ -78,19 +78,19 @@ class NumberGrammar:
     Args:
         number: kind of numbers.
         vocabulary: vocabulary of the model.
-        combinable: function that compiles the grammar of texts that are exactly one number.
+        as_combinable: function that compiles the grammar of texts that are exactly one number.
     """
 
     name = "number"
     sources = ()
 
     def __init__(
-        self, number: Number, vocabulary: Vocabulary, combinable: Callable[[], CompiledGrammar]
+        self, number: Number, vocabulary: Vocabulary, as_combinable: Callable[[], CompiledGrammar]
     ) -> None:
         self.number = number
         self.vocab_size = vocabulary.size
         self._tokens = vocabulary.tokens
-        self.combinable = cache(combinable)
+        self.as_combinable = cache(as_combinable)
         self._first, self._after_sign = (
             build_token_mask(
                 (i for i, token in enumerate(self._tokens) if pattern.match(token)), vocabulary.size

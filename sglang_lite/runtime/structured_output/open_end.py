@@ -61,7 +61,7 @@ _LEADS = range(0xC3, 0xD7)
 def find_end_rule(constraint: Constraint) -> EndRule | None:
     """Returns the rule by which a text ends if it is complete under a constraint but could
     continue. Returns None if there are no such texts. Also returns None for free text with tags,
-    which never ends by itself, and for numbers, whose grammar handles their ends.
+    which the grammar never ends, and for numbers, whose grammar handles their ends.
     """
     match constraint:
         case Choices(options) if not _any_is_prefix(options):
@@ -427,8 +427,8 @@ class OpenEndGrammar:
         matcher = self.inner.matcher()
         return matcher if not text or matcher.accept_text(text) else None
 
-    def combinable(self) -> CompiledGrammar:
-        return self.inner.combinable()
+    def as_combinable(self) -> CompiledGrammar:
+        return self.inner.as_combinable()
 
     def lengths(self, written: str = "") -> TextLengths:
         return self.inner.lengths(written)

@@ -92,7 +92,7 @@ class OutlinesGrammar:
     def matcher(self) -> OutlinesMatcher:
         return OutlinesMatcher(self._engine, self._index)
 
-    def combinable(self) -> OutlinesGrammar:
+    def as_combinable(self) -> OutlinesGrammar:
         return self
 
     def lengths(self, written: str = "") -> TextLengths:

@@ -37,7 +37,7 @@ class ContinuedGrammar:
     def __init__(
         self, whole: CompiledGrammar, text: str, part: CompiledGrammar | None, end: Mask
     ) -> None:
-        self._whole = whole if part is None else whole.combinable()
+        self._whole = whole if part is None else whole.as_combinable()
         self._text = text
         self._part = part
         self._end = end
@@ -55,8 +55,8 @@ class ContinuedGrammar:
             else ContinuedMatcher(whole, self._part.matcher(), self._end)
         )
 
-    def combinable(self) -> ContinuedGrammar:
-        return ContinuedGrammar(self._whole.combinable(), self._text, self._part, self._end)
+    def as_combinable(self) -> ContinuedGrammar:
+        return ContinuedGrammar(self._whole.as_combinable(), self._text, self._part, self._end)
 
     def lengths(self, written: str = "") -> TextLengths:
         """Returns bounds on the number of tokens in the continuation. If there is a part, they are

@@ -186,9 +186,9 @@ class QuoteGrammar:
     def matcher(self) -> QuoteMatcher:
         return QuoteMatcher(self, self._strings.matcher(), self._endings.start)
 
-    def combinable(self) -> QuoteGrammar:
+    def as_combinable(self) -> QuoteGrammar:
         return QuoteGrammar(
-            self._strings.combinable(), self._maker, self._endings, self._tokens, self.sources
+            self._strings.as_combinable(), self._maker, self._endings, self._tokens, self.sources
         )
 
     def lengths(self, written: str = "") -> TextLengths:

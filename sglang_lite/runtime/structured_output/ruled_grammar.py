@@ -147,8 +147,8 @@ class RuledGrammar:
     def matcher(self) -> RuledMatcher:
         return RuledMatcher(self._grammar.matcher(), self._tokens, self._text)
 
-    def combinable(self) -> RuledGrammar:
-        return RuledGrammar(self._grammar.combinable(), self._tokens, self._text)
+    def as_combinable(self) -> RuledGrammar:
+        return RuledGrammar(self._grammar.as_combinable(), self._tokens, self._text)
 
     def lengths(self, written: str = "") -> TextLengths:
         return self._grammar.lengths(written)

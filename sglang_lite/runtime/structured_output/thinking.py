@@ -174,7 +174,7 @@ class ThinkingLimits:
         return ThinkingLimits(tokens, seconds, total, reserve)
 
     @property
-    def most(self) -> int:
+    def max_tokens(self) -> int:
         """Maximum number of tokens of the thoughts, not counting `GRACE`."""
         available = self.total - self.reserve
         return available if self.tokens is None else min(self.tokens, available)
@@ -247,7 +247,7 @@ class ThinkingMatcher(DelegatingMatcher):
         """Metadata about the output's thoughts."""
         found: dict[str, object] = {
             "tokens": self._progress.count,
-            "limit": self._limits.most,
+            "limit": self._limits.max_tokens,
             "ended_by": self._progress.ended_by,
         }
         if self._limits.seconds is not None:
@@ -397,7 +397,7 @@ class ThinkingMatcher(DelegatingMatcher):
             progress.stage = "ending" if progress.forced else "thought"
 
     def _find_end_cause(self) -> EndedBy | None:
-        """Returns the reason why the thought must end soon, or None."""
+        """Returns the reason why the thought must end soon, or None if it may continue."""
         progress = self._progress
         limits = self._limits
         if limits.seconds is not None:

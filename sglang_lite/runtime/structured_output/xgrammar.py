@@ -106,7 +106,7 @@ class XgrammarGrammar:
     def matcher(self) -> XgrammarMatcher:
         return XgrammarMatcher(self._engine, self._start.fork(), self._first)
 
-    def combinable(self) -> XgrammarGrammar:
+    def as_combinable(self) -> XgrammarGrammar:
         return self
 
     def lengths(self, written: str = "") -> TextLengths:

@@ -23,10 +23,10 @@ _INSIDE = [bytes((byte,)) for byte in range(0x80, 0xC0)]
 
 
 def count_end_tokens(tokenizer: Tokenizer, ids: Sequence[int], text_tokens: int) -> int:
-    """Returns how many tokens at the end of a prompt have to be spelled anew: the tokens of its
-    last word, or of the blanks and punctuation after that. These are at most `_MAX_TOKENS` tokens,
-    none of them a control token, and form whole characters. The text with which a chat's turn
-    begins keeps its tokens.
+    """Returns how many tokens at the end of a prompt have to be tokenised again together with the
+    text that follows: the tokens of its last word, or of the blanks and punctuation after that.
+    These are at most `_MAX_TOKENS` tokens, none of them a control token, and form whole characters.
+    The text with which a chat's turn begins keeps its tokens.
 
     Args:
         tokenizer: tokenizer of the model.

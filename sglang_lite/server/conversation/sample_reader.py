@@ -137,12 +137,12 @@ class SampleReader:
         self, generation: Generation
     ) -> Literal["stop", "length", "abort", "tool_calls"]:
         """Returns the sample's finish reason as OpenAI's protocols report it."""
-        if generation.finish_reason == "stop" and self.calls and not self.cut:
+        if generation.finish_reason == "stop" and self.calls and not self.has_open_call:
             return "tool_calls"
         return generation.finish_reason
 
     @property
-    def cut(self) -> bool:
+    def has_open_call(self) -> bool:
         """True while a call has begun and has not ended."""
         return self._reader.open
 
@@ -152,7 +152,7 @@ class SampleReader:
         written without the format's markers.
         """
         found = own_fields(generation)
-        if "shortened" not in found and self.cut and generation.finish_reason == "length":
+        if "shortened" not in found and self.has_open_call and generation.finish_reason == "length":
             found["shortened"] = [""]
         return found
 

@@ -76,7 +76,7 @@ class _Sample:
         return {name: value for name, value in message.items() if value}, entries
 
     def lines(self, each: Delta | Generation) -> Iterator[dict[str, Any]]:
-        """Yields the lines that an event adds to a stream."""
+        """Yields the lines of a stream for an event."""
         message, entries = self.read_message_part(each)
         if message or (entries and self.body.logprobs):
             yield _encode_answer_line(self.service, self.body, message, entries)

@@ -208,11 +208,11 @@ def _resolve_conversation_items(
     """
     wanted: list[str] = []
 
-    def want(id: str) -> Item:
+    def note_wanted(id: str) -> Item:
         wanted.append(id)
         return {}
 
-    find = want if known is None else known.items.__getitem__
+    find = note_wanted if known is None else known.items.__getitem__
     items = complete_input_items(body.input, find, call.unused, reads_images=reads_images)
     if known is not None:
         return [*UNPACK(known.input), *map(dict, known.output), *items]

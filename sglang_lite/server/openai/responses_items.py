@@ -311,8 +311,8 @@ def build_template_messages(items: Sequence[Item], images: RequestImages) -> lis
 
 
 def _arguments_or_empty(arguments: str) -> dict[str, Any]:
-    """Returns the arguments of a call, or {} if they aren't a JSON object, as in an earlier answer
-    that was cut.
+    """Parses the arguments of a call. Returns {} if they aren't a JSON object, as in an earlier
+    answer that was cut.
     """
     try:
         return parse_earlier_arguments(arguments, "arguments")

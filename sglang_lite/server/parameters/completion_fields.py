@@ -103,15 +103,15 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
 
     @property
     def replica(self) -> int | None:
-        """Number of the replica that the request names, or None. Raises ParameterError if
-        `routed_dp_rank` and `data_parallel_rank` differ.
+        """Number of the replica that the request names, or None if it names none. Raises
+        ParameterError if `routed_dp_rank` and `data_parallel_rank` differ.
         """
         return replica_rank(self.routed_dp_rank, self.data_parallel_rank)
 
     @property
     def name(self) -> str | None:
-        """Name of the request, in SGLang's field (`rid`) or vLLM's (`request_id`), or None. Raises
-        ParameterError if they differ.
+        """Name of the request, in SGLang's field (`rid`) or vLLM's (`request_id`), or None if it
+        has none. Raises ParameterError if they differ.
         """
         if None not in (self.rid, self.request_id) and self.rid != self.request_id:
             raise ParameterError("request_id", "and rid differ.", hint="Give one of them.")
@@ -123,7 +123,7 @@ class CompletionFields(CompletionSampling, kw_only=True, omit_defaults=True):
         return self.model if self.lora_path is None else self.lora_path
 
     def constraint(self, **more: Constraint | None) -> Constraint | None:
-        """Returns the only constraint of the answer, or None.
+        """Returns the only constraint of the answer, or None if it has none.
 
         Args:
             more: constraints from further fields, by the names of the fields.

@@ -21,8 +21,8 @@ _MEMBERS = {"text": (), "json_object": ("schema",), "json_schema": ("json_schema
 
 
 def require_single_constraint(**given: Constraint | None) -> Constraint | None:
-    """Returns the only constraint of a request, or None. Raises ParameterError if the request has
-    two.
+    """Returns the only constraint of a request, or None if it has none. Raises ParameterError if
+    the request has two.
     """
     found = {name: constraint for name, constraint in given.items() if constraint is not None}
     if len(found) > 1:
@@ -115,7 +115,7 @@ def structured_outputs(given: Mapping[str, Json] | None) -> Constraint | None:
 def guided_schema(
     source: str | Mapping[str, Json] | None, whitespace: str | None
 ) -> Constraint | None:
-    """Returns the constraint of vLLM's `guided_json`, or None.
+    """Returns the constraint of vLLM's `guided_json`, or None if it is not given.
 
     Args:
         source: schema, or its JSON text.

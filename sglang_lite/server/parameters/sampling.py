@@ -10,7 +10,7 @@ import msgspec
 from sglang_lite.protocol import ParameterError, SamplingParams
 from sglang_lite.protocol.anything import Json
 from sglang_lite.protocol.parameter import Kind, Parameter, Place
-from sglang_lite.protocol.sampling import PARAMETERS, named, read_params
+from sglang_lite.protocol.sampling import PARAMETERS, parameters_for, read_params
 
 _MAX_BIAS = 100
 _TABLE = {each.name: each for each in PARAMETERS}
@@ -37,7 +37,7 @@ def _fields(place: Place) -> list[tuple[str, Any, None]]:
     """
     return [
         (_OWN_NAMES.get(each.name, each.name), _TYPES[each.kind] | None, None)
-        for each in named(place).values()
+        for each in parameters_for(place).values()
     ]
 
 

@@ -381,8 +381,8 @@ def _build_program_response(id: str, events: Sequence[ProgramEvent], call: HttpR
     content = {
         "version": wire.VERSION,
         "id": id,
-        "played": [_data(event) for event in events[:-1]],
-        "result": None if isinstance(ended, SglError) else _data(ended),
+        "played": [_encode_event(event) for event in events[:-1]],
+        "result": None if isinstance(ended, SglError) else _encode_event(ended),
         "usage": {**msgspec.to_builtins(usages.total), "segments": usages.segments},
     }
     if not isinstance(ended, SglError):
@@ -390,7 +390,7 @@ def _build_program_response(id: str, events: Sequence[ProgramEvent], call: HttpR
     status = find_error_status(ended).status
     failed = {
         **encode_error_content(ended, "native", call.request_id),
-        "failure": _data(ended),
+        "failure": _encode_event(ended),
         **content,
     }
     return json_response(failed, status, error_headers(ended))
@@ -405,7 +405,7 @@ class _Data(msgspec.Struct):
 _decode_data = msgspec.json.Decoder(_Data).decode
 
 
-def _data(event: ProgramEvent) -> msgspec.Raw:
+def _encode_event(event: ProgramEvent) -> msgspec.Raw:
     """Encodes an event for the wire, without the envelope."""
     return _decode_data(wire.encode(event)).data
 
@@ -506,7 +506,7 @@ async def _stream_open_program(
         service.programs.pop(request.id, None)
 
 
-async def extend(service: Service, call: HttpRequest) -> Response:
+async def update_program(service: Service, call: HttpRequest) -> Response:
     """Changes an open program: adds nodes, gives verdicts, announces pauses, drops branches, or
     winds the program down.
     """
@@ -628,5 +628,7 @@ ROUTES = (
         "Refused: rows of compiled programs, which earlier versions sent",
     ),
     Route("/program", play, "Play a program", fields=PLAY, streams=True, counts_as_open=True),
-    Route("/program/{id}/answer", extend, "Give an open program more nodes", fields=ANSWERS),
+    Route(
+        "/program/{id}/answer", update_program, "Give an open program more nodes", fields=ANSWERS
+    ),
 )

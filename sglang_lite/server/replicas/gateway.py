@@ -160,7 +160,7 @@ class Gateway:
         return process
 
     @property
-    def wanted(self) -> set[str]:
+    def wanted_workers(self) -> set[str]:
         """Addresses of the workers that the gateway should have."""
         with self._changed:
             return {url for url, sources in self._wanted.items() if sources > 0}
@@ -209,7 +209,7 @@ class Gateway:
                 self._changed.wait(_LOOK_S)
 
     def _sync_workers(self) -> None:
-        wanted = self.wanted
+        wanted = self.wanted_workers
         if wanted == self.known == self.healthy and self._sure:
             return
         there = {each["url"]: each for each in self._request("GET", "/workers")["workers"]}

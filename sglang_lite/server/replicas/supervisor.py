@@ -267,7 +267,8 @@ class _Remote(_Worker):
 
 
 class _DiscoveryWorker(_Worker):
-    """Servers on other machines that a DNS name or a file lists, and that may come and go.
+    """Servers on other machines, listed by a DNS name or a file. Servers may be added and removed
+    at any time.
 
     Args:
         source: the name or file, for messages.

@@ -27,7 +27,7 @@ from sglang_lite.protocol import (
     SamplingParams,
     Span,
 )
-from sglang_lite.protocol.sampling import named, read_params
+from sglang_lite.protocol.sampling import parameters_for, read_params
 from sglang_lite.runtime.core.submission import GenerateRequest
 from sglang_lite.runtime.media.data_url import parse_medium
 from sglang_lite.runtime.requests.logit_processors import LogitProcessor
@@ -386,8 +386,8 @@ def _require_callable_processor(value: Any) -> LogitProcessor | None:
     return processor
 
 
-_PARAMS = named("sampling_params", sglang=True)
-_LOGPROBS = named("request", sglang=True)
+_PARAMS = parameters_for("sampling_params", sglang=True)
+_LOGPROBS = parameters_for("request", sglang=True)
 
 
 def _structural_tag(text: str) -> Constraint:

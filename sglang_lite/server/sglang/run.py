@@ -120,7 +120,7 @@ class NativeRun:
 
     @property
     def open(self) -> bool:
-        """True while events are still to come."""
+        """True while more events are expected."""
         return self._open > 0
 
     def add_event(self, item: tuple[int, Event] | None) -> list[Json]:  # dictionaries

@@ -395,7 +395,7 @@ def test_drafts_end_where_they_do_not_pay(api, model):
     fast = program()
     backend = model(lambda body: stopped(" x\ny", body) if begun(body) else "no such thing")
     runs = 0
-    while fast.api_drafts.on:
+    while fast.api_drafts.enabled:
         assert values(fast.run(backend=backend)) == [" x"] * 3
         runs += 1
     seen = fast.api_drafts.found + fast.api_drafts.missed

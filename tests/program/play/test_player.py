@@ -248,7 +248,7 @@ def test_a_branch_waits_for_the_verdict_on_a_judged_answer():
     driver.add((), Gen("a", judged=True), Text("x"), Gen("b"))
     driver.player.accept_answer(driver.asks.pop(), None)
     driver.take()
-    assert driver.player.main.returns
+    assert driver.player.main.will_return
     assert not driver.asks
     driver.player.judge((), 0, ("A",))
     driver.take()

@@ -87,7 +87,7 @@ def run(
     complete: list[int] = []
     for request in requests:
         waiting.queue_request(request)
-    while waiting.due:
+    while waiting.has_work:
         complete += [
             each.number
             for each in waiting.prepare_next(
@@ -147,7 +147,7 @@ def test_what_is_decoded_of_an_image_that_nobody_waits_for_is_given_up() -> None
     made[0].set_result({"pixel_values": found})
     made[1].set_result(pixels_of(kept.media.items[0]))
     del found, made[:]
-    while waiting.due:
+    while waiting.has_work:
         done += [each.number for each in waiting.prepare_next(lambda *_: None)]
     assert done == [2]
     assert pixels() is None

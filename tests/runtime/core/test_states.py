@@ -1,4 +1,4 @@
-"""Models whose layers sum up the past: prefixes are reused where a state is kept, and every answer
+"""Models with recurrent layers: prefixes are reused where a state is kept, and every answer
 is that of the whole text.
 """
 
@@ -148,7 +148,7 @@ def test_a_miss_for_want_of_a_state_is_told():
     [
         ({"max_mamba_cache_size": 1}, True, "1 states are fewer than the 2 requests"),
         ({"max_mamba_cache_size": -1}, True, "max_mamba_cache_size"),
-        ({"max_mamba_cache_size": 8}, False, "the model has no layers that sum up the past"),
+        ({"max_mamba_cache_size": 8}, False, "the model has no recurrent layers"),
         ({"mamba_ssm_dtype": "float64"}, True, "mamba_ssm_dtype"),
         ({"mamba_track_interval": -1}, True, "mamba_track_interval"),
         ({"mamba_full_memory_ratio": 0}, True, "mamba_full_memory_ratio"),

@@ -64,10 +64,10 @@ def test_steps_of_few_and_of_many_rows_take_turns_apart():
     store: Any = None
     rows, nothing = DraftedRows(store, queues, drafting, Turns), np.zeros(64, dtype=np.int32)
     batch: Any = SimpleNamespace(slots=nothing, started=(), draws=nothing == 0, tokens=64)
-    while rows.due:
+    while rows.should_draft:
         rows.record_step(batch, nothing, 0.0)
     queues.decoding = [None] * 2
-    assert rows.due
+    assert rows.should_draft
 
 
 def test_a_step_takes_as_long_as_the_next_larger_one_that_was_measured():

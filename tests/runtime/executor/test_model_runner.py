@@ -41,7 +41,7 @@ def test_a_runner_has_the_methods_of_the_interface(runner):
     ("interface", "kinds"),
     [
         (LaunchedForward, (cpu_runner.CpuForward, gpu_runner.GpuForward)),
-        (PendingTokens, (sampler.Sampled, gpu_draws.GpuPendingTokens)),
+        (PendingTokens, (sampler.SampledTokens, gpu_draws.GpuPendingTokens)),
     ],
 )
 def test_a_runners_results_have_the_members_of_the_interface(interface, kinds):

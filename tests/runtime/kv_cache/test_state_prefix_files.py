@@ -1,4 +1,4 @@
-"""Prefixes in files of the user, of a model that sums up the past: the state at the end goes with
+"""Prefixes in files of the user, of a model with recurrent layers: the state at the end goes with
 them.
 """
 

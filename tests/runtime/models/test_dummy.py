@@ -70,7 +70,7 @@ def test_matrices_in_eight_bit_floats_and_stacks_of_experts():
         0, 256
     ).std().item() == pytest.approx(0.02, rel=0.05)
     mxfp4 = parse_quantization_config({"quant_method": "mxfp4"}, "config.json")
-    stack = DummySource(CPU, mxfp4).take_stack(
+    stack = DummySource(CPU, mxfp4).take_tensor_or_stack(
         "model.layers.0.mlp.experts.gate_up_proj", (4, 64, 96)
     )
     assert stack.shape == (4, 64, 96)

@@ -814,8 +814,8 @@ def test_states_of_16_bits_take_half_of_the_memory(family):
 @pytest.mark.parametrize(
     ("settings", "problem"),
     [
-        ({"deterministic": True}, "deterministic: the model has layers that sum up the past"),
-        ({"kv_dtype": "fp8"}, "kv_dtype: the model has layers that sum up the past"),
+        ({"deterministic": True}, "deterministic: the model has recurrent layers"),
+        ({"kv_dtype": "fp8"}, "kv_dtype: the model has recurrent layers"),
     ],
 )
 @pytest.mark.parametrize("family", ["qwen3.5"], indirect=True)

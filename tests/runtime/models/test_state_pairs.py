@@ -1,4 +1,4 @@
-"""Models whose layers sum up the past, with what else an engine does: each gives what it gives
+"""Models with recurrent layers, combined with other features of an engine: each gives what it gives
 without a cache.
 """
 

@@ -75,16 +75,16 @@ def both(made, constraint, monkeypatch):
     monkeypatch.setattr(llguidance, "LONG_SOURCES", 0)
     ours = made.compile(constraint)
     monkeypatch.setattr(llguidance, "LONG_SOURCES", 1_000_000)
-    return ours, made.compile(constraint).combinable()
+    return ours, made.compile(constraint).as_combinable()
 
 
 @pytest.mark.parametrize("constraint", CONSTRAINTS.values(), ids=CONSTRAINTS)
 def test_masks_are_those_of_the_whole_grammar(made, constraint, monkeypatch):
     ours, whole = both(made, constraint, monkeypatch)
-    assert isinstance(ours.combinable(), QuoteGrammar)
+    assert isinstance(ours.as_combinable(), QuoteGrammar)
     dice = random.Random(1)
     for _ in range(6):
-        matcher, oracle = ours.combinable().matcher(), whole.matcher()
+        matcher, oracle = ours.as_combinable().matcher(), whole.matcher()
         for _ in range(60):
             if oracle.finished:
                 break

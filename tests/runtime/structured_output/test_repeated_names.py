@@ -105,7 +105,7 @@ class PlainGrammar:
         self.made.append(Plain())
         return self.made[-1]
 
-    def combinable(self):
+    def as_combinable(self):
         return self
 
     def lengths(self, written=""):

@@ -267,7 +267,7 @@ SMALL = {
 @pytest.mark.parametrize("name", SMALL)
 def test_a_limit_of_the_fewest_tokens_admits_a_text(engine, name):
     compiled = engine.compile_grammar(SMALL[name])
-    others = compiled.combinable()
+    others = compiled.as_combinable()
 
     def allowed(tokens):
         matcher = others.matcher()
@@ -292,5 +292,5 @@ def test_behind_a_beginning(engine, name):
     compiled = engine.compile_grammar(constraint)
     found = compiled.lengths(begin)
     assert expected is None or (found.fewest, found.most) == expected
-    matcher = compiled.combinable().matcher()
+    matcher = compiled.as_combinable().matcher()
     assert matcher.accept_text(begin.encode())

@@ -218,9 +218,9 @@ def test_a_server_of_two_sources_stays_until_both_have_lost_it(of_no_process):
     for _ in range(2):
         started.add_worker("http://10.0.0.1:1")
     started.remove_worker("http://10.0.0.1:1")
-    assert started.wanted == {"http://10.0.0.1:1"}
+    assert started.wanted_workers == {"http://10.0.0.1:1"}
     started.remove_worker("http://10.0.0.1:1")
-    assert started.wanted == set()
+    assert started.wanted_workers == set()
 
 
 class Late(http.server.BaseHTTPRequestHandler):

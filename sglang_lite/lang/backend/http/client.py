@@ -93,7 +93,7 @@ class Retries:
         the last attempt if no retries are left, if the server's pause would exceed the timeout, or
         if the connections have been closed.
         """
-        if self._retried >= self._server.retries or self.over:
+        if self._retried >= self._server.retries or self.connections_closed:
             raise error
         retry_after = error.retry_after or 0.0
         deadline = current_deadline.get()
@@ -106,11 +106,11 @@ class Retries:
         pause = min(_FIRST_PAUSE_S * 2 ** (self._retried - 1), _LONGEST_PAUSE_S)
         # Random, because otherwise all branches of a batch would retry at the same time.
         await asyncio.sleep(retry_after + pause * random.uniform(0.5, 1.0))
-        if self.over:
+        if self.connections_closed:
             raise error
 
     @property
-    def over(self) -> bool:
+    def connections_closed(self) -> bool:
         """True if the connections were closed after the request began. No new connection may then
         be opened for it.
         """
@@ -390,7 +390,7 @@ class ServerClient:
     def _response_error(
         self, status: int, data: bytes | str, headers: Mapping[str, str] | None = None
     ) -> SglError:
-        """Makes the error that a server's response reports, in any of the known formats."""
+        """Returns the error that a server's response reports, in any of the known formats."""
         error = self._parse_error_report(status, data)
         if isinstance(error, BackendError):
             error.retry_after = retry_after(headers or {})

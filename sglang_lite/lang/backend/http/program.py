@@ -98,7 +98,9 @@ class RemoteProgram:
         executor().post(self._queue_item, {"path": list(path), "place": place, "verdict": data})
 
     def drop_branch(self, path: Path) -> None:
-        """Ends a branch at its running or next node that needs an answer."""
+        """Asks the server to end a branch: at the node that is being answered, or else at the next
+        one that needs an answer.
+        """
         executor().post(self._queue_item, {"path": list(path), "drop": True})
 
     def expect_pause(self, path: Path, seconds: float) -> None:
@@ -176,7 +178,7 @@ class RemoteProgram:
                 return
 
     async def _connect(self) -> None:
-        if self._retries.over:
+        if self._retries.connections_closed:
             raise BackendError(
                 "the connections to the server were closed.",
                 hint="Call shutdown() after all results are read.",
@@ -237,7 +239,7 @@ class RemoteProgram:
 
     @property
     def _may_send(self) -> bool:
-        return not self._over and not self._retries.over
+        return not self._over and not self._retries.connections_closed
 
     def _schedule_send(self) -> None:
         if self._id is None or self._sending or not self._may_send:

@@ -311,7 +311,7 @@ class _BuiltinClient:
 
 
 def _response_error(response: httpx2.Response) -> ApiError:
-    """Makes the error for a response that reports a failure."""
+    """Returns the error for a response that reports a failure."""
     try:
         body = response.json()
     except (ValueError, RecursionError):

@@ -72,7 +72,7 @@ class TurnSpan:
         ]
 
     @property
-    def behind(self) -> list[tuple[Generated, str]]:
+    def continuations(self) -> list[tuple[Generated, str]]:
         """Generations with visible text or another generation before them in the turn, each with
         the preceding text. For them, the model has to continue an open turn.
         """
@@ -192,10 +192,10 @@ def _plan_span(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> 
     rules = setting.backend.capabilities.turns
     assert rules is not None
     common = _common_params(span.generated, setting.run.params)
-    behind = span.behind
-    constrained = any(_constraint_of_piece(generated) is not None for generated, _ in behind)
+    continuations = span.continuations
+    constrained = any(_constraint_of_piece(generated) is not None for generated, _ in continuations)
     begun = rules.begun_constrained if constrained else rules.begun_turns
-    shares = common is not None and bool(behind)
+    shares = common is not None and bool(continuations)
     if (
         begun != "continued"
         and rules.enforces_grammars
@@ -210,8 +210,10 @@ def _plan_span(span: TurnSpan, setting: TurnContext, stops: tuple[str, ...]) -> 
         )
     if begun == "asked" or setting.run.drafts is not None:
         return TurnPlan(span, stops, common, asks_to_continue=True, ahead=ahead)
-    if behind:
-        generation, before = next((each for each in behind if each[1].strip()), behind[-1])
+    if continuations:
+        generation, before = next(
+            (each for each in continuations if each[1].strip()), continuations[-1]
+        )
         feature = (
             f"a generation after text that is already in the assistant's turn: {before[-60:]!r}"
         )

@@ -26,8 +26,8 @@ class DeltaWeights:
             then its bias.
         a_log: float32 [value_heads], as in a checkpoint.
         rate: float32 [value_heads], -exp(a_log).
-        dt: float32 [value_heads], or [value_heads * key_size] if each element of a key decays by
-            itself.
+        dt: float32 [value_heads], or [value_heads * key_size] if each element of a key decays at
+            its own rate.
         norm: [value_size], weight of the norm of each head's outputs.
         gate, decays: linear layers that compute z and a from their low-rank vectors, or None.
     """

@@ -129,7 +129,7 @@ class Experts:
         record: Callable[[torch.Tensor], None] | None,
         carried: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Same as `apply_chosen`, in float32."""
+        """Returns the output of `apply_chosen` in float32."""
         logits = compute_router_logits(self.router, routed, carried)
         chosen, weights = route(logits, self.spec, self.correction, self.counts)
         if self.spec.skips:

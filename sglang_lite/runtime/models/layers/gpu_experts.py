@@ -109,7 +109,9 @@ class GpuExperts:
         routed: torch.Tensor,
         record: Callable[[torch.Tensor], None] | None,
     ) -> torch.Tensor:
-        """Same as `experts.Experts.apply_chosen`."""
+        """Returns the output of the experts that rows x choose, like
+        `experts.Experts.apply_chosen`.
+        """
         chosen, weights = self._choose(routed, record)
         return apply_experts(
             x,
@@ -130,7 +132,9 @@ class GpuExperts:
         record: Callable[[torch.Tensor], None] | None,
         carried: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Same as `_route`, with the indices of this rank's experts. Calls `record`."""
+        """Chooses experts like `_route`, and returns the indices of this rank's experts. Calls
+        `record`.
+        """
         later = record is not None or self.scales is not None or self.spec.skips
         # routing can convert the ids itself
         chosen, weights = self._route(x, None if later else self.local_ids, carried)
@@ -153,8 +157,8 @@ class GpuExperts:
         *,
         parts: bool,
     ) -> torch.Tensor:
-        """Same as `__call__` after routing, with the weights applied to the experts' inputs: each
-        pair of a row and an expert becomes a row of its own.
+        """Computes the output of routed experts with the weights applied to the experts' inputs:
+        each pair of a row and an expert becomes a row of its own.
         """
         spec = self.spec
         pairs = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1)

@@ -40,7 +40,9 @@ class GpuProduct(ABC):
         """Multiplies 16-bit rows by the weight matrix."""
 
     def eight_bit_input_type(self, rows: int) -> torch.dtype | None:
-        """Returns the 8-bit type in which the layer multiplies this many input rows, or None."""
+        """Returns the 8-bit type in which the layer multiplies this many input rows, or None if it
+        multiplies them in 16 bits.
+        """
         return None
 
     def multiply_into(self, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:

@@ -43,7 +43,8 @@ class LinearBuilder:
     Args:
         precision: numeric formats.
         device: device of the weights.
-        fused: whether to build the layers of a GPU.
+        fused: whether to build layers that run our GPU kernels, instead of torch's operators and
+            CPU kernels.
     """
 
     def __init__(self, precision: Precision, device: torch.device, *, fused: bool) -> None:

@@ -46,7 +46,7 @@ def scan_rows(
     rows: StateRows,
     out: torch.Tensor,
 ) -> torch.Tensor:
-    """Carries the rows' states over their tokens: all rows of one token together, longer rows one
+    """Updates the states of all rows over their tokens: rows of one token together, longer rows one
     after the other.
 
     Args:

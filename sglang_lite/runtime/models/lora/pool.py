@@ -33,7 +33,7 @@ class PoolSize:
         return cls(most * min(longest, _MORE), most * longest, longest)
 
     @property
-    def most(self) -> int:
+    def max_adapters(self) -> int:
         """Number of adapters of the largest rank that fit the pages."""
         return self.pages // self.longest
 
@@ -101,7 +101,7 @@ class AdapterPool:
         self._pinned.add(adapter.generation)
 
     def slot_of(self, adapter: Adapter) -> int | None:
-        """Returns the slot that an adapter is in, or None."""
+        """Returns the slot that an adapter is in, or None if it is in no slot."""
         return self._slot.get(adapter.generation)
 
     @property

@@ -44,7 +44,7 @@ class DummySource(WeightSource):
     def has_packed_matrices(self) -> bool:
         return bool(self._matrices.packings) or self._matrices.format is not None
 
-    def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
+    def take_tensor_or_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
         if name.endswith("norm.weight"):
             return torch.ones(shape)
         if self._generator is not None:
@@ -103,4 +103,4 @@ class DummySource(WeightSource):
         )
 
     def _read_stored(self, name: str, file: Path) -> Stored:
-        raise AssertionError("take_stack() needs no file")
+        raise AssertionError("take_tensor_or_stack() needs no file")

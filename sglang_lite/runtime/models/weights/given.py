@@ -50,8 +50,8 @@ def write_shared_file(tensors: Mapping[str, torch.Tensor]) -> Path:
 def write_tensors(
     tensors: Mapping[str, torch.Tensor], path: Path, parameter: str = "named_tensors"
 ) -> None:
-    """Writes tensors to a file in the safetensors format. Raises ParameterError, which names the
-    parameter that has the tensors, if there is too little space.
+    """Writes tensors to a file in the safetensors format. Raises ParameterError if there is too
+    little space. The error names the parameter that the tensors came in.
     """
     try:
         save_file(_without_shared_memory(tensors), path)
@@ -75,8 +75,9 @@ def validate_named_tensors(
     tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
     parameter: str = "named_tensors",
 ) -> dict[str, torch.Tensor]:
-    """Returns tensors by name. Raises ParameterError if an entry is not a name with a tensor, a
-    name occurs twice, or there are no tensors; the error names the parameter that has them.
+    """Returns tensors by name. Raises ParameterError if an entry is not a pair of a name and a
+    tensor, a name occurs twice, or there are no tensors. The error names the parameter that the
+    tensors came in.
     """
     pairs = list(tensors.items() if isinstance(tensors, Mapping) else tensors)
     found: dict[str, torch.Tensor] = {}

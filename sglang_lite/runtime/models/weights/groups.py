@@ -448,7 +448,7 @@ class UpdateGroups:
 
 
 def _abort_group(made: Future[_Group]) -> None:
-    """Aborts a group that was created after its caller had given up."""
+    """Aborts a group that was created only after its caller had stopped waiting for it."""
     if made.exception() is None:
         made.result().backend.abort()
 

@@ -137,14 +137,14 @@ class HeaderSource(WeightSource):
     def has_packed_matrices(self) -> bool:
         return bool(self._packed)
 
-    def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
+    def take_tensor_or_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
         if name in self._packed and self.has_tensor(name):  # none of its tensors has its shape
             self.ignore_tensor(name)
             found = torch.empty(shape, device="meta")
             self.elements += found.numel()
             self.packed[self._packed[name].packing] += found.numel()
             return found
-        return super().take_stack(name, shape)
+        return super().take_tensor_or_stack(name, shape)
 
     def _read_stored(self, name: str, file: Path) -> Weight:
         header = self._headers[name]

@@ -83,8 +83,8 @@ class MistralSource(RangeSource):
             renamed=_huggingface_name,
         )
 
-    def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
-        weight = super().take_stack(name, shape)
+    def take_tensor_or_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
+        weight = super().take_tensor_or_stack(name, shape)
         if not _ROTATED.search(name) or isinstance(weight, EncodedStack):
             return weight
         whole = weight.decode(0, shape[0]) if isinstance(weight, EncodedMatrix) else weight

@@ -211,11 +211,11 @@ class WeightSource(ABC):
             ModelError: the tensor is missing, truncated, has another shape, or is not floating
                 point.
         """
-        weight = self.take_stack(name, shape)
+        weight = self.take_tensor_or_stack(name, shape)
         assert not isinstance(weight, EncodedStack), "a stack has three dimensions"
         return weight
 
-    def take_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
+    def take_tensor_or_stack(self, name: str, shape: tuple[int, ...]) -> Stored:
         """Returns the same as `take_tensor`, but allows the tensor to be a stack of experts'
         matrices.
         """
