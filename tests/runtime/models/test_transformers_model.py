@@ -334,7 +334,7 @@ def test_a_model_of_no_length_is_refused_for_the_state_that_it_keeps(tmp_path, k
     config = CONFIG_MAPPING[kind]().to_dict() | {"architectures": [message.partition(" ")[0]]}
     (tmp_path / "config.json").write_text(json.dumps(config, default=str))
     with pytest.raises(sgl.ModelError, match=re.escape(message)):
-        sgl.Engine(tmp_path, in_process=True, dtype="float32")
+        sgl.Engine(tmp_path, in_process=True, dtype="float32", model_impl="transformers")
 
 
 @pytest.mark.sampled(4)
