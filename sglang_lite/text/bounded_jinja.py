@@ -48,7 +48,6 @@ from sglang_lite.text.loop_memo import (
     Iteration,
     LoopMemo,
     Remembered,
-    is_position,
     memoize_loops,
     write_plain_data,
 )
@@ -90,7 +89,7 @@ class _Meter:
         self.steps = 0
         self.chars = 0
         self.variables: dict[int, bytes | None] = {}  # digest for each loop
-        self.iteration: Iteration | Remembered  # the current one
+        self.iteration: Iteration | Remembered = Iteration(None, 0, 0)  # the current one
 
 
 _meter: ContextVar[_Meter] = ContextVar("_meter")
@@ -416,6 +415,18 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
     return run
 
 
+def _forget_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns the filter with a note that its iteration's text depends on more than its reads."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        meter = _meter.get()
+        meter.iteration = Iteration(None, meter.steps, meter.chars)
+        return function(*args, **kwargs)
+
+    return run
+
+
 def _bounded_test(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -446,28 +457,9 @@ class _Generation(Extension):
 
 
 class _DirectCalls(CodeGenerator):
-    """Compiles without checks what needs none: the calls of the environment that are inserted into
-    a template, and sums of a loop's positions.
+    """Compiles the calls of the environment that are inserted into a template as plain calls, which
+    need no check.
     """
-
-    def visit_Add(self, node: nodes.BinExpr, frame: Frame) -> None:
-        if is_position(node):
-            self._write_sum(node, frame)
-        else:
-            super().visit_Add(node, frame)
-
-    def visit_Sub(self, node: nodes.BinExpr, frame: Frame) -> None:
-        if is_position(node):
-            self._write_sum(node, frame)
-        else:
-            super().visit_Sub(node, frame)
-
-    def _write_sum(self, node: nodes.BinExpr, frame: Frame) -> None:
-        self.write("(")
-        self.visit(node.left, frame)
-        self.write(f" {node.operator} ")
-        self.visit(node.right, frame)
-        self.write(")")
 
     def visit_Call(self, node: nodes.Call, frame: Frame, forward_caller: bool = False) -> None:
         if not isinstance(node.node, nodes.EnvironmentAttribute):
@@ -509,11 +501,16 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self.tests = {
             name: _bounded_test(name, test) for name, test in dict[str, Any](self.tests).items()
         }
+        self.filters["random"] = _forget_iteration(self.filters["random"])
         self.filters[REMEMBER] = self._remember_iteration
         del self.globals["lipsum"]
         self.globals.update(functions)
         self._memo = LoopMemo(self.globals)
         self._loop_variables: list[tuple[str, ...]] = []
+
+    def parse_unchanged(self, source: str) -> nodes.Template:
+        """Parses a template without the changes that count its work."""
+        return super()._parse(source, None, None)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
@@ -540,16 +537,21 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if variables == b"":
             variables = self._memo.digest_variables(loop, names, reads[:count])
             meter.variables[loop] = variables
-        data = None if variables is None else write_plain_data(reads[count:])
-        if variables is None or data is None:
-            meter.iteration = Iteration(None, meter.steps)
+        meter.iteration = Iteration(None, meter.steps, meter.chars)
+        if variables is None:
             return True
-        known = self._memo.find(variables + data)
+        written = write_plain_data(reads[count:])
+        _count_steps(written.items)
+        if written.too_many:
+            meter.variables[loop] = None  # other iterations would also be measured in vain
+        if written.data is None:
+            return True
+        known = self._memo.find(variables + written.data)
         if known is None:
-            meter.iteration = Iteration(variables + data, meter.steps)
+            meter.iteration = Iteration(variables + written.data, meter.steps, meter.chars)
             return True
         _count_steps(known.steps)
-        _count_output(len(known.text))
+        _count_output(known.chars)
         meter.iteration = known
         return False
 
@@ -572,7 +574,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(iteration, Remembered):
             return iteration.text
         if iteration.key is not None:
-            self._memo.add(iteration.key, Remembered(text, meter.steps - iteration.steps))
+            work = meter.steps - iteration.steps, meter.chars - iteration.chars
+            self._memo.add(iteration.key, Remembered(text, *work))
         return text
 
     # ------------------------------------------------------------------------------- jinja2's hooks
@@ -677,8 +680,6 @@ class _Counting(NodeTransformer):
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        if is_position(node):
-            return node
         self.generic_visit(node)
         terms = [node.left]
         if isinstance(node.left, nodes.Call) and node.left.node == nodes.EnvironmentAttribute(

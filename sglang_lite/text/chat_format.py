@@ -223,7 +223,7 @@ class ChatFormat:
             (re.escape(each) for each in (*control, *_MARKS) if each), key=len, reverse=True
         )
         self._control = re.compile("|".join(spelled))
-        self._control_bytes = re.compile(self._control.pattern.encode())
+        self._control_bytes = re.compile(self._control.pattern.encode("utf-8", "surrogatepass"))
 
     def render(self, conversation: Conversation) -> RenderedConversation:
         """Renders a conversation, and derives the constraint on the generated text.
@@ -299,7 +299,8 @@ class ChatFormat:
             )
         hidden: list[str] = []
         messages = [self._adapt_message_to_template(message) for message in conversation.messages]
-        if self._may_spell_control_tokens(messages):
+        is_text = all(isinstance(m.get("content"), str | None) for m in messages)
+        if not is_text or self._may_spell_control_tokens(messages):
             messages = [self._hide_control_tokens(message, hidden) for message in messages]
         if not all(map(self._template.shows_media, {image.kind for image in conversation.images})):
             messages = [_with_media_marks(message) for message in messages]

@@ -121,7 +121,7 @@ class JinjaTemplate:
         from jinja2.meta import find_undeclared_variables
 
         return (
-            frozenset(find_undeclared_variables(self._environment.parse(self.source)))
+            frozenset(find_undeclared_variables(self._environment.parse_unchanged(self.source)))
             - self.special_tokens.keys()
         )
 
@@ -221,14 +221,14 @@ class JinjaTemplate:
         Raises:
             TemplateError: the template can't render this sequence of roles turn by turn.
         """
-        if self._turn_count > _MAX_TURNS:
-            self._first_turns = _Turn({})
-            self._turn_count = 0
         texts = list[tuple[str, str]]()
         last = self._first_turns
         for position, role in enumerate(roles):
             turn = last.following.get(role)
             if turn is None:
+                if self._turn_count > _MAX_TURNS:
+                    self._first_turns = _Turn({})
+                    self._turn_count = 0
                 turn = _Turn({}, self._prefix_and_suffix_for_roles(roles[: position + 1]))
                 last.following[role] = turn
                 self._turn_count += 1

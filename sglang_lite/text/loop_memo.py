@@ -16,26 +16,31 @@ from __future__ import annotations
 
 import hashlib
 import marshal
+import secrets
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from jinja2 import nodes
 from jinja2.runtime import Undefined
 
 from sglang_lite.protocol.anything import UserValue
 
-REMEMBER = "remember iteration"  # a filter, which no template can name
-_MAX_ENTRY = 16_384  # bytes of what an iteration read, and characters of its text
+# A filter. Templates can name filters in texts, which `map` takes, but not this one.
+REMEMBER = f"remember iteration {secrets.token_hex(16)}"
+_MAX_ENTRY = 16_384  # characters of what an iteration read and wrote
+_MAX_READ_ITEMS = 300  # values in what an iteration read
+_MAX_VARIABLE_CHARS = 1_000_000
+_MAX_VARIABLE_ITEMS = 50_000
+_ENTRY_OVERHEAD = 300  # bytes
 _MAX_SIZE = 16_777_216  # of all entries; then all are forgotten
 _PURE_FUNCTIONS = ("dict", "raise_exception", "range")
-_POSITIONS = frozenset(
-    {"first", "last", "length", "index", "index0", "revindex", "revindex0", "previtem", "nextitem"}
-)
+_NUMBERS = frozenset({"length", "index", "index0", "revindex", "revindex0"})
+_POSITIONS = _NUMBERS | {"first", "last", "previtem", "nextitem"}
 # A body of other nodes may change something outside itself.
 _PLAIN_NODES = (
-    nodes.AssignBlock, nodes.Assign, nodes.BinExpr, nodes.Call, nodes.Compare, nodes.Concat, nodes.CondExpr,
+    nodes.Assign, nodes.BinExpr, nodes.Call, nodes.Compare, nodes.Concat, nodes.CondExpr,
     nodes.Dict, nodes.FilterBlock, nodes.Filter, nodes.For, nodes.Getattr, nodes.Getitem, nodes.If, nodes.Keyword,
     nodes.List, nodes.Literal, nodes.Name, nodes.Operand, nodes.Output, nodes.Pair, nodes.Scope, nodes.Slice,
     nodes.TemplateData, nodes.Test, nodes.Tuple, nodes.UnaryExpr,
@@ -47,11 +52,12 @@ class Remembered:
     """What an iteration wrote.
 
     Attributes:
-        steps: steps that it took.
+        steps, chars: work that it counted.
     """
 
     text: str
     steps: int
+    chars: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +66,12 @@ class Iteration:
 
     Attributes:
         key: what it reads, or None if its text can't be remembered.
-        steps: steps of the rendering before it.
+        steps, chars: work of the rendering before it.
     """
 
     key: bytes | None
     steps: int
+    chars: int
 
 
 class LoopMemo:
@@ -83,9 +90,9 @@ class LoopMemo:
         return self._texts.get(key)
 
     def add(self, key: bytes, found: Remembered) -> None:
-        size = len(key) + len(found.text)
-        if size > _MAX_ENTRY:
+        if len(found.text) > _MAX_ENTRY:
             return
+        size = _ENTRY_OVERHEAD + len(key) + 4 * len(found.text)
         if self._size + size > _MAX_SIZE:
             self._texts.clear()
             self._size = 0
@@ -98,29 +105,70 @@ class LoopMemo:
         """Returns a digest of the variables that a loop reads and no statement sets. Returns None
         if they are not all plain data.
         """
-        functions = [
+        functions = tuple(
             name
             for name, value in zip(names, values)
             if name in self._pure and value is self._pure[name]
-        ]
-        plain = [None if name in functions else value for name, value in zip(names, values)]
-        data = write_plain_data((loop, functions, *plain))
+        )
+        plain = tuple(None if name in functions else value for name, value in zip(names, values))
+        data = write_plain_data(
+            (loop, functions, *plain), _MAX_VARIABLE_CHARS, _MAX_VARIABLE_ITEMS
+        ).data
         return None if data is None else hashlib.blake2b(data, digest_size=16).digest()
 
 
-def write_plain_data(values: tuple[UserValue, ...]) -> bytes | None:
-    """Writes values as bytes that differ if a template could write the values differently. Returns
-    None if the values are not plain data.
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Values written as bytes.
+
+    Attributes:
+        data: the bytes, or None if the values are not plain data or too large.
+        items: number of values that were looked at, with those inside others.
+        too_many: whether there are too many of them.
     """
+
+    data: bytes | None
+    items: int
+    too_many: bool = False
+
+
+def write_plain_data(
+    values: tuple[UserValue, ...], max_chars: int = _MAX_ENTRY, max_items: int = _MAX_READ_ITEMS
+) -> Written:
+    """Writes values as bytes that differ if a template could write the values differently."""
+    undefined = [i for i, value in enumerate(values) if isinstance(value, Undefined)]
+    plain: list[Any] = list(values)
+    for i in undefined:
+        plain[i] = None
+    items = chars = 0
+    stack = plain[:]
+    while stack:
+        value = stack.pop()
+        kind = type(value)
+        items += 1
+        if items > max_items:
+            return Written(None, items, too_many=True)
+        if kind is str:
+            chars += len(value)
+        elif kind is dict:
+            stack.extend(value)
+            stack.extend(value.values())
+        elif kind is list or kind is tuple:
+            stack.extend(value)
+        elif kind is int:
+            chars += value.bit_length() // 8
+        elif kind is float:
+            chars += max_chars if value != value else 0  # a NaN is equal to itself only if shared
+        elif value is not None and kind is not bool:
+            return Written(None, items)
+        if chars >= max_chars:
+            return Written(None, items)
+        if len(stack) > max_items:
+            return Written(None, items, too_many=True)
     try:
-        return marshal.dumps(values, 2)
-    except ValueError:
-        undefined = [i for i, value in enumerate(values) if isinstance(value, Undefined)]
-    plain = [None if i in undefined else value for i, value in enumerate(values)]
-    try:
-        return b"undefined" + marshal.dumps((undefined, plain), 2)
-    except ValueError:
-        return None
+        return Written(marshal.dumps((undefined, plain), 2), items)
+    except ValueError:  # nested too deeply
+        return Written(None, items)
 
 
 def memoize_loops(template: nodes.Template, first: int = 0) -> list[tuple[str, ...]]:
@@ -157,12 +205,19 @@ class _LoopRewriter:
         self._template = template
         self._macros = {macro.name for macro in template.find_all(nodes.Macro)}
         self._namespaces = frozenset[str]()  # those that are certain to exist
+        self._set = _names_set([template])
+        self._others = frozenset(
+            name
+            for assigned in template.find_all(nodes.Assign)
+            if not _calls_namespace(assigned.node)
+            for name in _names_set([assigned.target])
+        ) | _names_set([block.target for block in template.find_all(nodes.AssignBlock)])
 
     def rewrite_all(self) -> None:
         for statement in self._template.body:
             self._rewrite(statement)
             if isinstance(statement, nodes.Assign) and _calls_namespace(statement.node):
-                self._namespaces |= _names_set([statement])
+                self._namespaces |= _names_set([statement]) - self._others
 
     def _rewrite(self, statement: nodes.Node) -> None:
         if isinstance(statement, nodes.If):
@@ -173,15 +228,18 @@ class _LoopRewriter:
                 self._rewrite_loop(statement)
 
     def _rewrite_loop(self, loop: nodes.For) -> None:
+        lists = _list_names(loop.iter)
+        if "messages" not in self._set:
+            lists |= {"messages"}
         reader = _BodyReader(
-            lists=frozenset({_root_name(loop.iter), "messages"} - {None}),
+            lists=lists,
             namespaces=self._namespaces - _names_set(loop.body),
             macros=self._macros,
         )
         found = {
             repr(read): read
             for statement in loop.body
-            for read in reader.iterate_reads(statement, frozenset())
+            for read in reader.iterate_reads(statement, None)
         }
         set_outside = _names_set([self._template], loop.body) | self._macros
         variables = list[nodes.Name]()
@@ -209,36 +267,37 @@ class _BodyReader:
         macros: names of macros, which may read anything.
     """
 
-    lists: frozenset[str | None]
+    lists: frozenset[str]
     namespaces: frozenset[str]
     macros: Set[str]
 
-    def iterate_reads(self, node: nodes.Node, bound: frozenset[str]) -> Iterator[nodes.Expr]:
+    def iterate_reads(self, node: nodes.Node, bound: frozenset[str] | None) -> Iterator[nodes.Expr]:
         """Yields the expressions on which the text of the body depends.
 
         Args:
             node: a node of the body.
-            bound: items of the loops inside the body that are around the node.
+            bound: items of the loops inside the body that are around the node; None outside them.
 
         Raises:
             _UnknownReadsError: see there.
         """
-        if not isinstance(node, _PLAIN_NODES) or _is_random(node):
+        if not isinstance(node, _PLAIN_NODES):
+            raise _UnknownReadsError
+        if isinstance(node, nodes.Test) and node.name == "sameas":
             raise _UnknownReadsError
         if isinstance(node, nodes.For):
-            inside = bound | _names_set([node.target])
-            outside_parts = [node.iter, *node.else_]
-            inside_parts = [*filter(None, [node.test]), *node.body]
-            for part in outside_parts:
+            inside = (bound or frozenset()) | _names_set([node.target])
+            for part in (node.iter, *node.else_):
                 yield from self.iterate_reads(part, bound)
-            for part in inside_parts:
+            for part in (*filter(None, [node.test]), *node.body):
                 yield from self.iterate_reads(part, inside)
-        elif self._is_one_read(node):
+        elif bound is None and self._is_one_read(node):
             yield node
         elif isinstance(node, nodes.Name):
+            # inside another loop, `loop` is that one
             if node.name == "loop" or node.name in self.lists or node.name in self.macros:
                 raise _UnknownReadsError
-            if node.ctx == "load" and node.name not in bound:
+            if node.ctx == "load" and node.name not in (bound or ()):
                 yield node
         else:
             for child in node.iter_child_nodes():
@@ -246,19 +305,13 @@ class _BodyReader:
 
     def _is_one_read(self, node: nodes.Node) -> TypeGuard[nodes.Expr]:
         """Returns True for an item of a list, or an attribute of the loop or of a namespace."""
-        if isinstance(node, nodes.Getitem):
-            return _root_name(node) in self.lists and is_position(node.arg)
+        if isinstance(node, nodes.Getitem) and isinstance(node.node, nodes.Name):
+            return node.node.name in self.lists and _is_position(node.arg)
         if not isinstance(node, nodes.Getattr) or not isinstance(node.node, nodes.Name):
             return False
-        return node.node.name in self.namespaces or _is_loop_position(node)
-
-
-def _is_loop_position(node: nodes.Node) -> bool:
-    return (
-        isinstance(node, nodes.Getattr)
-        and node.node == nodes.Name("loop", "load")
-        and node.attr in _POSITIONS
-    )
+        if node.node.name == "loop":
+            return node.attr in _POSITIONS
+        return node.node.name in self.namespaces
 
 
 def _names_set(outer: Sequence[nodes.Node], without: Sequence[nodes.Node] = ()) -> frozenset[str]:
@@ -275,28 +328,23 @@ def _names_set(outer: Sequence[nodes.Node], without: Sequence[nodes.Node] = ()) 
     return frozenset(found)
 
 
-def _root_name(node: nodes.Node) -> str | None:
-    """Returns the name of the variable of which an expression is an item or a slice."""
-    while isinstance(node, nodes.Getitem):
-        node = node.node
-    return node.name if isinstance(node, nodes.Name) else None
+def _list_names(iterated: nodes.Node) -> frozenset[str]:
+    """Returns the name of the list that a loop goes through, whole or a slice of it."""
+    if isinstance(iterated, nodes.Getitem) and isinstance(iterated.arg, nodes.Slice):
+        iterated = iterated.node
+    return frozenset({iterated.name} if isinstance(iterated, nodes.Name) else ())
 
 
-def is_position(node: nodes.Node) -> bool:
-    """Returns True if an index is computed from the loop's position and constants alone. Such sums
-    are small.
-    """
+def _is_position(node: nodes.Node) -> bool:
+    """Returns True if an index is computed from the loop's position and constants alone."""
     if isinstance(node, nodes.Add | nodes.Sub):
-        return is_position(node.left) and is_position(node.right)
+        return _is_position(node.left) and _is_position(node.right)
     if isinstance(node, nodes.Const):
         return type(node.value) is int
-    return _is_loop_position(node)
-
-
-def _is_random(node: nodes.Node) -> bool:
-    """Returns True for the filter that draws an item, also if it is named in a text."""
-    return (isinstance(node, nodes.Filter) and node.name == "random") or (
-        isinstance(node, nodes.Const) and node.value == "random"
+    return (
+        isinstance(node, nodes.Getattr)
+        and node.node == nodes.Name("loop", "load")
+        and node.attr in _NUMBERS
     )
 
 

@@ -1,9 +1,11 @@
 """Templates whose loops remember their iterations write what plain jinja2 writes."""
 
+import contextlib
 import copy
 import functools
 import os
 import random
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -164,6 +166,92 @@ def test_a_namespace_that_may_be_missing():
         assert_renders_as_jinja(template, conversation(1), tools=tools)
 
 
+SHAPES = {
+    "an inner loop's position": "{% for m in messages %}{% for c in m.calls or [] %}{{ messages[loop.index0].content }}"
+    "{% endfor %}{% endfor %}",
+    "a guarded item of a neighbour": "{% for m in messages %}{% if not loop.last and messages[loop.index0 + 1].calls %}"
+    "{{ messages[loop.index0 + 1]['calls'][0].x }}{% endif %}{{ m.content }}{% endfor %}",
+    "an index that is set": "{% for m in messages %}{% set i = 1 %}{{ messages[i]['content'][0] }}{% endfor %}",
+    "a call in an index": "{% set y = cycler(0, 1) %}{% for m in messages %}{{ messages[y.next()]['content'][0] }}"
+    "{% endfor %}",
+    "a block that reads its own name": "{% for m in messages %}{% set bos %}{{ bos }}!{% endset %}{{ bos }}{% endfor %}",
+    "a namespace that is replaced": "{% set ns = namespace(a=1) %}{% set ns = nope %}{% for m in messages %}"
+    "{% if m.q %}{{ ns.a }}{% endif %}x{% endfor %}",
+    "messages that are replaced": "{% set messages = nope %}{% for m in [1, 2] %}{% if not m %}{{ messages[0] }}"
+    "{% endif %}x{% endfor %}",
+    "a neighbour as an index": "{% for i in [0, 1] %}{% if not loop.first %}{{ messages[loop.previtem + 1].content }}"
+    "{% endif %}{% endfor %}",
+    "a set of the same list": "{% set rest = messages %}{% for m in rest %}{{ messages[loop.index0].content }}"
+    "{{ rest[loop.index0 - 1].content }}{% endfor %}",
+    "sums": "{% set loop = namespace(index='x') %}{% set loop.index = loop.index + loop.index %}{{ loop.index }}",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_that_an_eager_reader_gets_wrong(name):
+    template = JinjaTemplate(SHAPES[name])
+    for last in ("b", "c", "b"):
+        messages: list[dict[str, Any]] = [
+            {"role": "user", "content": "a", "calls": [{"x": 1}, {"x": 2}]},
+            {"role": "user", "content": last},
+        ]
+        assert_renders_as_jinja(template, messages)
+        assert_renders_as_jinja(template, messages, bos="<s>")
+        assert_renders_as_jinja(template, [*messages, {**messages[0], "content": last}])
+
+
+def test_another_conversation_can_t_be_read_through_a_filter():
+    source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ ['x'] | map('remember iteration') | list }}"
+    with pytest.raises(TemplateError, match="remember iteration"):
+        JinjaTemplate(source).render([{"role": "user", "content": "secret"}])
+
+
+def test_sums_are_limited_whatever_loop_is():
+    doubled = "{% set loop.index = loop.index + loop.index %}" * 31
+    template = JinjaTemplate("{% set loop = namespace(index='x') %}" + doubled)
+    with pytest.raises(TemplateError, match="limit"):
+        template.render([])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set b = 'x' * 9000000 %}{% for i in range(20000) %}{{ b[0] }}{% endfor %}",
+        "{% set b = messages * 9000 %}{% for i in range(20000) %}{{ b[0].content }}{% endfor %}",
+        "{% set b = 'x' * 9000000 %}"
+        + "".join(f"{{% set b{i} = b %}}" for i in range(200))
+        + "{% for i in range(200) %}"
+        + "".join(f"{{{{ b{i}[0] }}}}" for i in range(200))
+        + "{% endfor %}",
+    ],
+)
+def test_large_values_are_not_written_in_each_iteration(source):
+    """Each took minutes or gigabytes when all reads were written."""
+    template = JinjaTemplate(source)
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(TemplateError):
+            template.render([{"role": "user", "content": "a"}])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000_000
+
+
+def test_whether_a_limit_is_reached_does_not_depend_on_what_is_remembered(monkeypatch):
+    source = "{% for m in messages %}{% filter upper %}{{ m.content }}{% endfilter %}{% endfor %}"
+    messages = [{"role": "user", "content": "ab" * 10}] * 50
+    monkeypatch.setattr(bounded_jinja, "MAX_CHARS", 1500)
+    template = JinjaTemplate(source)
+    first, second = (outcome(lambda: template.render(messages)) for _ in range(2))
+    assert first == second
+
+
+def test_variables_are_those_that_the_template_reads():
+    source = "{% for m in messages %}{% set x = 1 %}{{ x }}{{ y }}{% endfor %}"
+    assert JinjaTemplate(source).variables == {"messages", "y"}
+
+
 REMEMBERED = {
     "neighbours": (NEIGHBOURS, 1),
     "the last question": (LAST_QUESTION, 1),  # its first loop sets a namespace
@@ -176,8 +264,7 @@ REMEMBERED = {
     ),
     "all messages": ("{% for m in messages %}{{ messages | length }}{% endfor %}", 0),
     "a cycle": ("{% for m in messages %}{{ loop.cycle('a', 'b') }}{% endfor %}", 0),
-    "a random item": ("{% for m in messages %}{{ [1, 2] | random }}{% endfor %}", 0),
-    "a random item by name": ("{% for m in messages %}{{ [[1]] | map('random') }}{% endfor %}", 0),
+    "a block": ("{% for m in messages %}{% set x %}{{ m }}{% endset %}{{ x }}{% endfor %}", 0),
     "recursion": ("{% for m in messages recursive %}{{ loop(m.x) }}{% endfor %}", 0),
     "tools": ("{% for tool in tools %}{{ tool | tojson }}{% endfor %}", 1),
 }
@@ -232,10 +319,10 @@ def test_remembered_iterations_count_as_work(monkeypatch):
 def test_what_is_remembered_stays_small():
     memo = LoopMemo({})
     for number in range(5000):
-        memo.add(str(number).encode(), Remembered("x" * 8000, 1))
+        memo.add(str(number).encode(), Remembered("x" * 8000, 1, 1))
     assert memo.find(b"0") is None
     assert memo.find(b"4999") is not None
-    memo.add(b"long", Remembered("x" * 20_000, 1))
+    memo.add(b"long", Remembered("x" * 20_000, 1, 1))
     assert memo.find(b"long") is None
 
 

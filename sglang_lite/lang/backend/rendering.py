@@ -220,10 +220,12 @@ def _messages(turns: Sequence[Message], family: str, tools: PromptTools) -> list
     for turn in turns:
         text = turn.text
         if turn.role == "user" and calls:
-            messages += _result_messages(calls, text)
+            read = _result_messages if len(text) < _LONG else _result_messages.__wrapped__
+            messages += read(calls, text)
             calls = ()
         elif turn.role == "assistant":
-            message, calls = _assistant_message(text, family, tools.shown, tools.parallel, count)
+            convert = _assistant_message if len(text) < _LONG else _assistant_message.__wrapped__
+            message, calls = convert(text, family, tools.shown, tools.parallel, count)
             count += len(calls)
             messages.append(message)
         else:
@@ -231,8 +233,9 @@ def _messages(turns: Sequence[Message], family: str, tools: PromptTools) -> list
     return messages
 
 
-# Each prompt of an agent has all its earlier turns.
+# Each prompt of an agent has all its earlier turns. Long ones are few, and are read each time.
 _remember_turns = lru_cache(maxsize=1024)
+_LONG = 16_384
 
 
 @_remember_turns
