@@ -47,9 +47,9 @@ from sglang_lite.text.loop_memo import (
     REMEMBER,
     Iteration,
     LoopMemo,
+    ReadWriter,
     Remembered,
     memoize_loops,
-    write_plain_data,
 )
 
 MAX_STEPS = 10_000_000
@@ -83,11 +83,12 @@ class LimitError(Exception):
 class _Meter:
     """Counts of one rendering, and its place in a loop that remembers its iterations."""
 
-    __slots__ = ("chars", "iteration", "steps", "variables")
+    __slots__ = ("chars", "iteration", "reads", "steps", "variables")
 
     def __init__(self) -> None:
         self.steps = 0
         self.chars = 0
+        self.reads = ReadWriter()
         self.variables: dict[int, bytes | None] = {}  # digest for each loop
         self.iteration: Iteration | Remembered = Iteration(None, 0, 0)  # the current one
 
@@ -540,7 +541,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         meter.iteration = Iteration(None, meter.steps, meter.chars)
         if variables is None:
             return True
-        written = write_plain_data(reads[count:])
+        written = meter.reads.write(reads[count:])
         _count_steps(written.items)
         if written.too_many:
             meter.variables[loop] = None  # other iterations would also be measured in vain

@@ -111,9 +111,10 @@ class LoopMemo:
             if name in self._pure and value is self._pure[name]
         )
         plain = tuple(None if name in functions else value for name, value in zip(names, values))
-        data = write_plain_data(
-            (loop, functions, *plain), _MAX_VARIABLE_CHARS, _MAX_VARIABLE_ITEMS
-        ).data
+        undefined = tuple(i for i, value in enumerate(plain) if isinstance(value, Undefined))
+        plain = tuple(None if i in undefined else value for i, value in enumerate(plain))
+        whole = (loop, functions, undefined, plain)
+        data = _write_value(whole, _MAX_VARIABLE_CHARS, _MAX_VARIABLE_ITEMS).data
         return None if data is None else hashlib.blake2b(data, digest_size=16).digest()
 
 
@@ -132,27 +133,68 @@ class Written:
     too_many: bool = False
 
 
-def write_plain_data(
-    values: tuple[UserValue, ...], max_chars: int = _MAX_ENTRY, max_items: int = _MAX_READ_ITEMS
-) -> Written:
-    """Writes values as bytes that differ if a template could write the values differently."""
-    undefined = [i for i, value in enumerate(values) if isinstance(value, Undefined)]
-    plain: list[Any] = list(values)
-    for i in undefined:
-        plain[i] = None
+class ReadWriter:
+    """Writes what the iterations of one rendering read. Each list or dictionary is written once,
+    because neighbouring iterations read the same ones.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[
+            int, tuple[object, Written]
+        ] = {}  # with the value, so its id is not reused
+
+    def write(self, values: Sequence[UserValue]) -> Written:
+        """Writes values as bytes that differ if a template could write the values differently."""
+        pieces = list[bytes]()
+        items = size = 0
+        for value in values:
+            kind = type(value)
+            if kind is bool or (kind is int and -_SMALL < value < _SMALL):
+                pieces.append(marshal.dumps(value, 2))
+                continue
+            if isinstance(value, Undefined):
+                pieces.append(_UNDEFINED)
+                continue
+            known = self._known.get(id(value))
+            if known is not None:
+                written = known[1]
+            else:
+                written = _write_value(value, _MAX_ENTRY, _MAX_READ_ITEMS)
+                items += written.items
+                if kind in _CONTAINERS:
+                    self._known[id(value)] = value, written
+            if written.data is None:
+                return Written(None, items, written.too_many)
+            size += len(written.data)
+            if size > 4 * _MAX_ENTRY:
+                return Written(None, items)
+            pieces.append(written.data)
+        return Written(b"".join(pieces), items + len(values))
+
+
+_SMALL = 1 << 31
+_ONLY_TEXT: set[type] = {str}
+_CONTAINERS = frozenset({dict, list, tuple})
+_UNDEFINED = b"?"  # no value begins so in the format of marshal
+
+
+def _write_value(whole: UserValue, max_chars: int, max_items: int) -> Written:
+    """Writes one value, unless it is too large or not plain data."""
     items = chars = 0
-    stack = plain[:]
+    stack: list[Any] = [whole]
     while stack:
         value = stack.pop()
         kind = type(value)
         items += 1
-        if items > max_items:
-            return Written(None, items, too_many=True)
         if kind is str:
             chars += len(value)
         elif kind is dict:
-            stack.extend(value)
-            stack.extend(value.values())
+            parts = (*value, *value.values())
+            if {*map(type, parts)} == _ONLY_TEXT:  # most messages
+                items += len(parts)
+                chars += sum(map(len, parts))
+            else:
+                stack.extend(parts)
         elif kind is list or kind is tuple:
             stack.extend(value)
         elif kind is int:
@@ -163,10 +205,10 @@ def write_plain_data(
             return Written(None, items)
         if chars >= max_chars:
             return Written(None, items)
-        if len(stack) > max_items:
+        if items + len(stack) > max_items:
             return Written(None, items, too_many=True)
     try:
-        return Written(marshal.dumps((undefined, plain), 2), items)
+        return Written(marshal.dumps(whole, 2), items)
     except ValueError:  # nested too deeply
         return Written(None, items)
 
