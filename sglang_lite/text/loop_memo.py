@@ -119,7 +119,7 @@ class LoopMemo:
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class PlainBytes:
     """Values written as bytes.
 
     Attributes:
@@ -140,10 +140,10 @@ class ReadWriter:
 
     def __init__(self) -> None:
         self._known: dict[
-            int, tuple[object, Written]
+            int, tuple[object, PlainBytes]
         ] = {}  # with the value, so its id is not reused
 
-    def write(self, values: Sequence[UserValue]) -> Written:
+    def write(self, values: Sequence[UserValue]) -> PlainBytes:
         """Writes values as bytes that differ if a template could write the values differently."""
         pieces = list[bytes]()
         items = size = 0
@@ -164,12 +164,12 @@ class ReadWriter:
                 if kind in _CONTAINERS:
                     self._known[id(value)] = value, written
             if written.data is None:
-                return Written(None, items, written.too_many)
+                return PlainBytes(None, items, written.too_many)
             size += len(written.data)
             if size > 4 * _MAX_ENTRY:
-                return Written(None, items)
+                return PlainBytes(None, items)
             pieces.append(written.data)
-        return Written(b"".join(pieces), items + len(values))
+        return PlainBytes(b"".join(pieces), items + len(values))
 
 
 _SMALL = 1 << 31
@@ -178,7 +178,7 @@ _CONTAINERS = frozenset({dict, list, tuple})
 _UNDEFINED = b"?"  # no value begins so in the format of marshal
 
 
-def _write_value(whole: UserValue, max_chars: int, max_items: int) -> Written:
+def _write_value(whole: UserValue, max_chars: int, max_items: int) -> PlainBytes:
     """Writes one value, unless it is too large or not plain data."""
     items = chars = 0
     stack: list[Any] = [whole]
@@ -202,15 +202,15 @@ def _write_value(whole: UserValue, max_chars: int, max_items: int) -> Written:
         elif kind is float:
             chars += max_chars if value != value else 0  # a NaN is equal to itself only if shared
         elif value is not None and kind is not bool:
-            return Written(None, items)
+            return PlainBytes(None, items)
         if chars >= max_chars:
-            return Written(None, items)
+            return PlainBytes(None, items)
         if items + len(stack) > max_items:
-            return Written(None, items, too_many=True)
+            return PlainBytes(None, items, too_many=True)
     try:
-        return Written(marshal.dumps(whole, 2), items)
+        return PlainBytes(marshal.dumps(whole, 2), items)
     except ValueError:  # nested too deeply
-        return Written(None, items)
+        return PlainBytes(None, items)
 
 
 def memoize_loops(template: nodes.Template, first: int = 0) -> list[tuple[str, ...]]:
