@@ -25,7 +25,7 @@ def open_rendezvous(config: EngineConfig) -> Iterator[Sequence[Meeting | None]]:
     weights.
 
     Raises:
-        ParameterError: the system has no such files.
+        ParameterError: replicas share weights, and this is not Linux (`os.memfd_create`).
     """
     if not config.enable_dp_attention:
         yield [None] * config.dp_size

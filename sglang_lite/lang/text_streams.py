@@ -157,9 +157,9 @@ async def _afind_streamed(state: ProgramState, name: VariableName) -> Variable:
 
 
 def _text_log_to_read(branch: Branch) -> TextLog | None:
-    """Returns the log from which a branch's text is streamed, or None if nothing is streamed. If
-    the run is not streamed, returns a copy that ends once everything added so far has been
-    executed.
+    """Returns the log from which to stream a branch's text, or None if the branch has no log. If
+    the branch was extended after its body ended, returns a copy of the log of these additions,
+    which ends once everything added so far has been executed.
     """
     player = branch.player
     return (

@@ -409,7 +409,7 @@ class Algebra:
         return replace(values, objects=self._distinct(objects))
 
     def _expand_choices(self, shapes: tuple[_Shape, ...]) -> tuple[_Shape, ...]:
-        """Returns equal shapes without choices."""
+        """Returns shapes without choices that together allow the same values."""
         if not any(isinstance(shape, ObjectShape) and shape.choices for shape in shapes):
             return shapes
         found: list[Any] = []

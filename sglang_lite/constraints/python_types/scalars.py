@@ -140,7 +140,8 @@ def _time_schema(schema: CoreNode) -> Json:
 
 def _limit_moments(found: Json, schema: CoreNode, *, naive: bool) -> Json:
     """Adds the limits of a core schema to the JSON schema of times, or of dates with times. Limits
-    in other time zones are enforced at most to the day.
+    of dates that have a time zone or are relative to now are loosened by a day. Limits of times
+    with a time zone are not enforced.
     """
     now = datetime.datetime.now()
     limits = [

@@ -578,7 +578,7 @@ def _make_thought_limiter(
 
 
 def _ignore_event(event: Event) -> None:
-    """Ignores an event, in place of a sink."""
+    """Discards an event. A sink for requests whose events nobody reads."""
 
 
 _NO_TOKENS: Ints = np.empty(0, dtype=np.int32)

@@ -125,10 +125,10 @@ class DraftWriter:
         return new
 
     def _advance_copy(self, before: Matcher, token: int) -> tuple[Matcher, list[int]] | None:
-        """Copies a matcher, and advances the copy by a token. With `jump`, also advances it by the
-        tokens that the grammar then forces, if these are at least two. Returns the copy and these
-        tokens. Returns None if the grammar forbids a token or fails, or if the matcher can't be
-        copied.
+        """Copies a matcher and advances the copy past a token. With `jump`, also advances it past
+        the tokens that the grammar forces next, if there are two or more. Returns the copy and
+        those forced tokens. Returns None if the grammar forbids a token or fails, or if the matcher
+        can't be copied.
         """
         try:
             matcher = before.copy() if _is_allowed_by_mask(before, token) else None

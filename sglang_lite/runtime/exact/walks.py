@@ -158,9 +158,9 @@ class Walk:
         return None
 
     def _enter(self, row: MassRow) -> None:
-        """Adds the node of a beginning that is reached for the first time. The walk chose this
-        beginning as if the beginning certainly led to a text. To correct this, the walk starts
-        again with the probability that it does not lead to one.
+        """Adds a node for a beginning that is reached for the first time. The walk chose it as if
+        each of its continuations were allowed. To correct for this, starts the walk again with
+        probability 1 - node.total, the share that is now known to lead to no text.
         """
         parent, index = self._came_from or (None, 0)
         node = _Node(row, parent, index)

@@ -138,8 +138,9 @@ def _prepare_prompt(
     prompt: str | Sequence[int],
     params: SamplingParams,
 ) -> str | Sequence[int] | Prompt:
-    """Returns the prompt to submit. As the request demands, combines it with a suffix; or encodes
-    it without the token that begins a text, and truncates it.
+    """Returns the prompt to submit. With a suffix, builds an infill prompt. Otherwise, encodes a
+    text without its beginning-of-sequence token and truncates the prompt, if the request asks for
+    these.
     """
     if body.suffix:
         if not isinstance(prompt, str):

@@ -87,12 +87,12 @@ def read_sampling_params(
     """Reads the sampling parameters of a request.
 
     Args:
-        names: this package's names of parameters by the protocol's, where these differ from
-            CompletionSampling's.
-        values: defaults by this package's names, for parameters that the request lacks.
+        names: maps the protocol's field names to ours, for fields that are not named as in
+            CompletionSampling.
+        values: defaults, under our names, for parameters that the request omits.
 
     Raises:
-        ParameterError: a value isn't supported; the error has the protocol's name of the parameter.
+        ParameterError: a value isn't supported. The error uses the protocol's parameter name.
     """
     known = _NAMES if names is None else {**_NAMES, **names}
     table = {name: _TABLE[known[name]] for name in request.__struct_fields__ if name in known}
