@@ -536,8 +536,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         count = len(names)
         variables = meter.variables.get(loop, b"")
         if variables == b"":
-            variables = self._memo.digest_variables(loop, names, reads[:count])
-            meter.variables[loop] = variables
+            digest = self._memo.digest_variables(loop, names, reads[:count])
+            _count_steps(digest.items)
+            variables = meter.variables[loop] = digest.data
         meter.iteration = Iteration(None, meter.steps, meter.chars)
         if variables is None:
             return True

@@ -101,10 +101,8 @@ class LoopMemo:
 
     def digest_variables(
         self, loop: int, names: tuple[str, ...], values: tuple[UserValue, ...]
-    ) -> bytes | None:
-        """Returns a digest of the variables that a loop reads and no statement sets. Returns None
-        if they are not all plain data.
-        """
+    ) -> PlainBytes:
+        """Writes the variables that a loop reads and no statement sets, as a digest."""
         functions = tuple(
             name
             for name, value in zip(names, values)
@@ -114,8 +112,10 @@ class LoopMemo:
         undefined = tuple(i for i, value in enumerate(plain) if isinstance(value, Undefined))
         plain = tuple(None if i in undefined else value for i, value in enumerate(plain))
         whole = (loop, functions, undefined, plain)
-        data = _write_value(whole, _MAX_VARIABLE_CHARS, _MAX_VARIABLE_ITEMS).data
-        return None if data is None else hashlib.blake2b(data, digest_size=16).digest()
+        written = _write_value(whole, _MAX_VARIABLE_CHARS, _MAX_VARIABLE_ITEMS)
+        if written.data is None:
+            return written
+        return PlainBytes(hashlib.blake2b(written.data, digest_size=16).digest(), written.items)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +139,8 @@ class ReadWriter:
     """
 
     def __init__(self) -> None:
-        self._known: dict[
-            int, tuple[object, PlainBytes]
-        ] = {}  # with the value, so its id is not reused
+        # by the value's id, with the value, so that its id is not reused
+        self._known: dict[int, tuple[object, PlainBytes]] = {}
 
     def write(self, values: Sequence[UserValue]) -> PlainBytes:
         """Writes values as bytes that differ if a template could write the values differently."""

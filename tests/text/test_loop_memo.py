@@ -247,6 +247,13 @@ def test_whether_a_limit_is_reached_does_not_depend_on_what_is_remembered(monkey
     assert first == second
 
 
+def test_variables_that_many_loops_read_count_as_work(monkeypatch):
+    monkeypatch.setattr(bounded_jinja, "MAX_STEPS", 100_000)
+    template = JinjaTemplate("{% for m in [1] %}{{ m in documents }}{% endfor %}" * 20)
+    with pytest.raises(TemplateError, match="takes more than 100,000 steps"):
+        template.render([], documents=list(range(20_000)))
+
+
 def test_variables_are_those_that_the_template_reads():
     source = "{% for m in messages %}{% set x = 1 %}{{ x }}{{ y }}{% endfor %}"
     assert JinjaTemplate(source).variables == {"messages", "y"}

@@ -523,7 +523,7 @@ def _grouped_mamba1_parameters(names: _Names, mamba: Mamba1Spec) -> Iterator[Par
         ("mamba_d", (size,)),
     ):
         for group in range(mamba.groups):
-            yield names.stacked(role, group, mamba.groups, shape)
+            yield names.stack_item(role, group, mamba.groups, shape)
 
 
 def mamba1_norms(mamba: Mamba1Spec) -> tuple[str, ...]:
@@ -653,7 +653,9 @@ class _Names:
         piece = CheckpointSlice(self._path(role.removesuffix("_bias")) + suffix, shape)
         return ParameterSpec(role, shape, (piece,), self._layer)
 
-    def stacked(self, role: str, index: int, count: int, shape: tuple[int, ...]) -> ParameterSpec:
+    def stack_item(
+        self, role: str, index: int, count: int, shape: tuple[int, ...]
+    ) -> ParameterSpec:
         """Returns a matrix or vector that is one of `count` in a tensor."""
         inputs = 2 if len(shape) > 1 else None
         whole = (count, *shape)
