@@ -307,7 +307,7 @@ class Toolbox:
             if "answer" in value:
                 return str(value["answer"])
             entries = value["calls"] if self.parallel else [value]
-            calls = [(call["tool"], json.dumps(call["arguments"])) for call in entries]
+            calls = [(call["tool"], call["arguments"]) for call in entries]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ValueValidationError(
                 f"the text is neither a tool call nor an answer: {error}", text=text
@@ -317,7 +317,7 @@ class Toolbox:
             raise ValueValidationError(
                 f"the model called {names}, where only an answer is allowed.", text=text
             )
-        found = [self._parse_call(name, arguments, text) for name, arguments in calls]
+        found = [self._check_call(name, arguments, text) for name, arguments in calls]
         return found if self.parallel else found[0]
 
     def _explain_invalid_call(self, name: str, error: Exception) -> str:
@@ -335,24 +335,41 @@ class Toolbox:
         return f"the arguments of {name} are not valid: {'; '.join(problems)}"
 
     def _parse_call(self, name: str, arguments: str, text: str) -> ToolCall:
+        try:
+            given = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            return self._refuse_call(name, {}, error, text)
+        return self._check_call(name, given, text)
+
+    def _check_call(self, name: str, given: Json, text: str) -> ToolCall:
         from pydantic import ValidationError
 
         try:
-            return self.make_call(name, arguments)
+            return self._make_call(name, given)
         except (KeyError, TypeError, ValueError, ValidationError, RecursionError) as error:
-            if self.keeps_invalid:
-                problem = self._explain_invalid_call(name, error)
-                return ToolCall(name, _arguments_as_written(arguments), InvalidCall(problem))
-            raise ValueValidationError(
-                f"the text is neither a tool call nor an answer: {error}", text=text
-            ) from error
+            written = given if isinstance(given, dict) else {}
+            return self._refuse_call(name, written, error, text)
+
+    def _refuse_call(
+        self, name: str, written: dict[str, Any], error: Exception, text: str
+    ) -> ToolCall:
+        """Returns a call that can't be made, or raises ValueValidationError if such calls are not
+        kept.
+        """
+        if self.keeps_invalid:
+            return ToolCall(name, written, InvalidCall(self._explain_invalid_call(name, error)))
+        raise ValueValidationError(
+            f"the text is neither a tool call nor an answer: {error}", text=text
+        ) from error
 
     def make_call(self, name: str, arguments: str) -> ToolCall:
         """Creates a call of a tool from its name and its arguments in JSON. Raises KeyError if
         there is no such tool, and ValueError or TypeError if the arguments do not fit the tool.
         """
+        return self._make_call(name, json.loads(arguments))
+
+    def _make_call(self, name: str, given: Any) -> ToolCall:
         tool, reader = self.tools[name]
-        given = json.loads(arguments)
         written = _write_json(given)
         values = reader.validate_json(written)
         if isinstance(tool, SchemaTool):
@@ -360,7 +377,8 @@ class Toolbox:
         bound = _signature(tool).bind_partial(**values)
         bound.apply_defaults()
         bound.arguments.pop(IDEMPOTENCY_KEY, None)
-        written = _write_json(_add_defaults(given, bound.arguments, reader))
+        if list(given) != list(bound.arguments):
+            written = _write_json(_add_defaults(given, bound.arguments, reader))
         return ToolCall(name, dict(bound.arguments), tool, written)
 
 
@@ -441,15 +459,6 @@ def _describe(tools: Sequence[Callable[..., Any]]) -> _Described:
         for tool, schema in zip(tools, schemas.values())
     )
     return _Described({**readers, **own}, schemas, shared, shown, tuple(map(to_json, shown)))
-
-
-def _arguments_as_written(text: str) -> dict[str, Any]:
-    """Parses the arguments of a call that can't be made. Returns {} if they are not an object."""
-    try:
-        arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return arguments if isinstance(arguments, dict) else {}
 
 
 def _write_json(value: Json) -> str:

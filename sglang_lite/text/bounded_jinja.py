@@ -31,6 +31,7 @@ import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any, NoReturn, cast
 
 from jinja2 import nodes, pass_context
@@ -43,14 +44,8 @@ from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 from sglang_lite.protocol.anything import UserValue
-from sglang_lite.text.loop_memo import (
-    REMEMBER,
-    Iteration,
-    LoopMemo,
-    ReadWriter,
-    Remembered,
-    memoize_loops,
-)
+from sglang_lite.text.loop_memo import LoopMemo, LoopText, LoopWalk
+from sglang_lite.text.loop_reads import REMEMBER, LoopReads, rewrite_loops
 
 MAX_STEPS = 10_000_000
 MAX_CHARS = 10_000_000  # written by one rendering; also the limit of one value
@@ -80,17 +75,30 @@ class LimitError(Exception):
     """Raised if a template exceeds a limit on work or size."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Iteration:
+    """Iteration that is being executed.
+
+    Attributes:
+        walk: the loop's way through its list; None if the text can't be remembered.
+        steps, chars: work of the rendering before it.
+    """
+
+    walk: LoopWalk | None
+    steps: int
+    chars: int
+
+
 class _Meter:
     """Counts of one rendering, and its place in a loop that remembers its iterations."""
 
-    __slots__ = ("chars", "iteration", "reads", "steps", "variables")
+    __slots__ = ("chars", "iteration", "steps", "walks")
 
     def __init__(self) -> None:
         self.steps = 0
         self.chars = 0
-        self.reads = ReadWriter()
-        self.variables: dict[int, bytes | None] = {}  # digest for each loop
-        self.iteration: Iteration | Remembered = Iteration(None, 0, 0)  # the current one
+        self.walks: dict[int, LoopWalk] = {}  # by the loop's number
+        self.iteration: _Iteration | LoopText = _Iteration(None, 0, 0)  # the current one
 
 
 _meter: ContextVar[_Meter] = ContextVar("_meter")
@@ -422,7 +430,7 @@ def _forget_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         meter = _meter.get()
-        meter.iteration = Iteration(None, meter.steps, meter.chars)
+        meter.iteration = _Iteration(None, meter.steps, meter.chars)
         return function(*args, **kwargs)
 
     return run
@@ -507,7 +515,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         del self.globals["lipsum"]
         self.globals.update(functions)
         self._memo = LoopMemo(self.globals)
-        self._loop_variables: list[tuple[str, ...]] = []
+        self._loops: list[LoopReads] = []
 
     def parse_unchanged(self, source: str) -> nodes.Template:
         """Parses a template without the changes that count its work."""
@@ -515,7 +523,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        self._loop_variables += memoize_loops(tree, len(self._loop_variables))
+        self._loops += rewrite_loops(tree, len(self._loops))
         _Counting().visit(tree)
         tree.set_environment(self)
         return tree
@@ -529,30 +537,42 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def count_value(self, value: object) -> UserValue:
         return _count_read(value)
 
-    def is_new_iteration(self, loop: int, *reads: UserValue) -> bool:
-        """Returns False if the text that a loop's iteration writes is known from what it reads."""
+    def start_loop(
+        self, number: int, items: Sequence[UserValue], *read: UserValue
+    ) -> Sequence[UserValue]:
+        """Prepares a loop that remembers its iterations. Returns its items.
+
+        Args:
+            read: values of what the loop's LoopReads names: the lists, then the constants.
+        """
         meter = _meter.get()
-        names = self._loop_variables[loop]
-        count = len(names)
-        variables = meter.variables.get(loop, b"")
-        if variables == b"":
-            digest = self._memo.digest_variables(loop, names, reads[:count])
-            _count_steps(digest.items)
-            variables = meter.variables[loop] = digest.data
-        meter.iteration = Iteration(None, meter.steps, meter.chars)
-        if variables is None:
-            return True
-        written = meter.reads.write(reads[count:])
-        _count_steps(written.items)
-        if written.too_many:
-            meter.variables[loop] = None  # other iterations would also be measured in vain
-        if written.data is None:
-            return True
-        known = self._memo.find(variables + written.data)
+        meter.walks.pop(number, None)
+        reads = self._loops[number]
+        count = len(reads.lists)
+        lists: Any = read[:count]
+        if all(type(each) is list or type(each) is tuple for each in (items, *lists)):
+            tree, values = self._memo.find_tree(number, reads, items, lists, read[count:])
+            _count_steps(values)
+            if tree is not None:
+                meter.walks[number] = LoopWalk(self._memo, tree, reads, items, lists)
+        return items
+
+    def is_new_iteration(self, number: int, loop: LoopContext) -> bool:
+        """Returns False if the text is known that the loop writes from this iteration on. Then the
+        loop goes to the last iteration whose text is known.
+        """
+        meter = _meter.get()
+        walk = meter.walks.get(number)
+        known = None
+        if walk is not None:
+            known = walk.skip_known(loop.index0)
+            _count_steps(walk.take_values())
         if known is None:
-            meter.iteration = Iteration(variables + written.data, meter.steps, meter.chars)
+            meter.iteration = _Iteration(walk, meter.steps, meter.chars)
             return True
-        _count_steps(known.steps)
+        for _ in range(known.iterations - 1):
+            next(loop)
+        _count_steps(known.steps + _TURN * known.iterations)
         _count_output(known.chars)
         meter.iteration = known
         return False
@@ -573,11 +593,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _remember_iteration(self, text: str) -> str:
         meter = _meter.get()
         iteration = meter.iteration
-        if isinstance(iteration, Remembered):
+        if isinstance(iteration, LoopText):
             return iteration.text
-        if iteration.key is not None:
+        if iteration.walk is not None:
             work = meter.steps - iteration.steps, meter.chars - iteration.chars
-            self._memo.add(iteration.key, Remembered(text, *work))
+            iteration.walk.remember(LoopText(text, *work))
         return text
 
     # ------------------------------------------------------------------------------- jinja2's hooks

@@ -27,6 +27,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate, to_json
+from sglang_lite.text.plain_bytes import UnchangedDict
 from sglang_lite.text.reasoning import (
     FORMATS,
     ReasoningParser,
@@ -433,14 +434,19 @@ class ChatFormat:
             self._system,
         )
 
-    def _may_spell_control_tokens(self, value: Any) -> bool:
-        """Returns False if no text of plain data spells a control token. Searches all texts at once,
-        in the data's bytes as `marshal` writes them.
+    def _may_spell_control_tokens(self, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Returns False if no text of the messages spells a control token. Searches all texts at
+        once, in the messages' bytes as `marshal` writes them.
         """
         try:
-            return self._control_bytes.search(marshal.dumps(value, 2)) is not None
+            pieces = [
+                (type(message) is UnchangedDict and message.write().data)
+                or marshal.dumps(dict(message), 2)
+                for message in messages
+            ]
         except ValueError:  # not only plain data
             return True
+        return self._control_bytes.search(b"".join(pieces)) is not None
 
     def _hide_control_tokens(self, value: Any, hidden: list[str]) -> Any:
         """Returns plain data in which placeholders replace the parts of texts that spell control

@@ -109,9 +109,6 @@ class JinjaTemplate:
             raise TemplateError(f"{name} is not valid: {_error_text(error)}") from error
         self._first_turns = _Turn({})
         self._turn_count = 0
-        self._last_turn = lru_cache(maxsize=256)(
-            lambda roles: self.get_prefixes_and_suffixes(roles)[-1]
-        )
         # Cached because neighbouring turns share renderings, and long conversations render slowly.
         self._marked = lru_cache(maxsize=16)(self._render_marks)
 
@@ -212,7 +209,7 @@ class JinjaTemplate:
         Raises:
             TemplateError: the template can't render this sequence of roles turn by turn.
         """
-        return self._last_turn((*map(_get_role, hist_messages), role))
+        return self.get_prefixes_and_suffixes((*map(_get_role, hist_messages), role))[-1]
 
     def get_prefixes_and_suffixes(self, roles: tuple[str, ...]) -> list[tuple[str, str]]:
         """Returns the text before and after the content of each turn of a conversation with these

@@ -1,81 +1,63 @@
 """Remembers what a template's loops write, so that a growing conversation renders only its new
 messages.
 
-What an iteration writes depends on what its body reads: the item, the loop's position, neighbours
-(`messages[loop.index0 - 1]`) and variables. `memoize_loops` finds these expressions and compiles a
-loop to compute them first. If their values have been met before, the text of that time is written,
-and the body is skipped. Loops whose bodies may read anything else, or change anything outside
-themselves, stay as they are.
-
-Values are compared by their bytes in the format of `marshal`, because equal values can be written
-differently (1, 1.0 and true; dictionaries in another order). Its version 2 writes equal bytes for
-the same plain data, and refuses everything else.
+What an iteration writes depends on what its body reads (`loop_reads.py`): the item, the loop's
+position, neighbours (`messages[loop.index0 - 1]`) and values that don't change during the loop. So
+a loop's texts are kept in a tree of beginnings of its list. A rendering follows the items that it
+knows, writes their texts at once, and executes the body for those that follow.
 """
 
 from __future__ import annotations
 
-import hashlib
-import marshal
-import secrets
-from collections.abc import Iterator, Mapping, Sequence, Set
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
 
-from jinja2 import nodes
 from jinja2.runtime import Undefined
 
 from sglang_lite.protocol.anything import UserValue
+from sglang_lite.text.loop_reads import LoopReads
+from sglang_lite.text.plain_bytes import UnchangedDict, write_plain
 
-# A filter. Templates can name filters in texts, which `map` takes, but not this one.
-REMEMBER = f"remember iteration {secrets.token_hex(16)}"
-_MAX_ENTRY = 16_384  # characters of what an iteration read and wrote
-_MAX_READ_ITEMS = 300  # values in what an iteration read
-_MAX_VARIABLE_CHARS = 1_000_000
-_MAX_VARIABLE_ITEMS = 50_000
-_ENTRY_OVERHEAD = 300  # bytes
-_MAX_SIZE = 16_777_216  # of all entries; then all are forgotten
+_MAX_TEXT = 16_384  # characters that an iteration wrote
+_MAX_TEXTS = 4  # of one place in a list
+_NODE_SIZE = 400  # bytes of a node, without its key and texts
+_MAX_SIZE = 16_777_216  # of all nodes; then all are forgotten
 _PURE_FUNCTIONS = ("dict", "raise_exception", "range")
-_NUMBERS = frozenset({"length", "index", "index0", "revindex", "revindex0"})
-_POSITIONS = _NUMBERS | {"first", "last", "previtem", "nextitem"}
-# A body of other nodes may change something outside itself.
-_PLAIN_NODES = (
-    nodes.Assign, nodes.BinExpr, nodes.Call, nodes.Compare, nodes.Concat, nodes.CondExpr,
-    nodes.Dict, nodes.FilterBlock, nodes.Filter, nodes.For, nodes.Getattr, nodes.Getitem, nodes.If, nodes.Keyword,
-    nodes.List, nodes.Literal, nodes.Name, nodes.Operand, nodes.Output, nodes.Pair, nodes.Scope, nodes.Slice,
-    nodes.TemplateData, nodes.Test, nodes.Tuple, nodes.UnaryExpr,
-)  # fmt: skip
+_UNDEFINED = b"?"  # no value begins so in `write_plain`'s bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
-    """What an iteration wrote.
+class LoopText:
+    """What iterations wrote.
 
     Attributes:
-        steps, chars: work that it counted.
+        steps, chars: work that they counted.
+        iterations: how many there were.
     """
 
     text: str
     steps: int
     chars: int
+    iterations: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """Iteration that is being executed.
+class ListBeginning:
+    """Node of the tree: the items of a list up to one of them.
 
     Attributes:
-        key: what it reads, or None if its text can't be remembered.
-        steps, chars: work of the rendering before it.
+        following: the nodes of lists with one item more, by the item's bytes.
+        texts: what the iteration of the last item wrote, by what else it read.
     """
 
-    key: bytes | None
-    steps: int
-    chars: int
+    __slots__ = ("following", "texts")
+
+    def __init__(self) -> None:
+        self.following: dict[bytes, ListBeginning] = {}
+        self.texts: dict[bytes, LoopText] = {}
 
 
 class LoopMemo:
-    """Texts of iterations, by what they read.
+    """Trees of what loops wrote.
 
     Args:
         functions: functions of all templates, by name.
@@ -83,311 +65,207 @@ class LoopMemo:
 
     def __init__(self, functions: Mapping[str, UserValue]) -> None:
         self._pure = {name: functions[name] for name in _PURE_FUNCTIONS if name in functions}
-        self._texts: dict[bytes, Remembered] = {}
+        self._trees: dict[bytes, ListBeginning] = {}
         self._size = 0
 
-    def find(self, key: bytes) -> Remembered | None:
-        return self._texts.get(key)
-
-    def add(self, key: bytes, found: Remembered) -> None:
-        if len(found.text) > _MAX_ENTRY:
-            return
-        size = _ENTRY_OVERHEAD + len(key) + 4 * len(found.text)
-        if self._size + size > _MAX_SIZE:
-            self._texts.clear()
-            self._size = 0
-        self._texts[key] = found
-        self._size += size
-
-    def digest_variables(
-        self, loop: int, names: tuple[str, ...], values: tuple[UserValue, ...]
-    ) -> PlainBytes:
-        """Writes the variables that a loop reads and no statement sets, as a digest."""
-        functions = tuple(
-            name
-            for name, value in zip(names, values)
-            if name in self._pure and value is self._pure[name]
-        )
-        plain = tuple(None if name in functions else value for name, value in zip(names, values))
-        undefined = tuple(i for i, value in enumerate(plain) if isinstance(value, Undefined))
-        plain = tuple(None if i in undefined else value for i, value in enumerate(plain))
-        whole = (loop, functions, undefined, plain)
-        written = _write_value(whole, _MAX_VARIABLE_CHARS, _MAX_VARIABLE_ITEMS)
-        if written.data is None:
-            return written
-        return PlainBytes(hashlib.blake2b(written.data, digest_size=16).digest(), written.items)
-
-
-@dataclass(frozen=True, slots=True)
-class PlainBytes:
-    """Values written as bytes.
-
-    Attributes:
-        data: the bytes, or None if the values are not plain data or too large.
-        items: number of values that were looked at, with those inside others.
-        too_many: whether there are too many of them.
-    """
-
-    data: bytes | None
-    items: int
-    too_many: bool = False
-
-
-class ReadWriter:
-    """Writes what the iterations of one rendering read. Each list or dictionary is written once,
-    because neighbouring iterations read the same ones.
-    """
-
-    def __init__(self) -> None:
-        # by the value's id, with the value, so that its id is not reused
-        self._known: dict[int, tuple[object, PlainBytes]] = {}
-
-    def write(self, values: Sequence[UserValue]) -> PlainBytes:
-        """Writes values as bytes that differ if a template could write the values differently."""
-        pieces = list[bytes]()
-        items = size = 0
-        for value in values:
-            kind = type(value)
-            if kind is bool or (kind is int and -_SMALL < value < _SMALL):
-                pieces.append(marshal.dumps(value, 2))
-                continue
-            if isinstance(value, Undefined):
-                pieces.append(_UNDEFINED)
-                continue
-            known = self._known.get(id(value))
-            if known is not None:
-                written = known[1]
-            else:
-                written = _write_value(value, _MAX_ENTRY, _MAX_READ_ITEMS)
-                items += written.items
-                if kind in _CONTAINERS:
-                    self._known[id(value)] = value, written
-            if written.data is None:
-                return PlainBytes(None, items, written.too_many)
-            size += len(written.data)
-            if size > 4 * _MAX_ENTRY:
-                return PlainBytes(None, items)
-            pieces.append(written.data)
-        return PlainBytes(b"".join(pieces), items + len(values))
-
-
-_SMALL = 1 << 31
-_ONLY_TEXT: set[type] = {str}
-_CONTAINERS = frozenset({dict, list, tuple})
-_UNDEFINED = b"?"  # no value begins so in the format of marshal
-
-
-def _write_value(whole: UserValue, max_chars: int, max_items: int) -> PlainBytes:
-    """Writes one value, unless it is too large or not plain data."""
-    items = chars = 0
-    stack: list[Any] = [whole]
-    while stack:
-        value = stack.pop()
-        kind = type(value)
-        items += 1
-        if kind is str:
-            chars += len(value)
-        elif kind is dict:
-            parts = (*value, *value.values())
-            if {*map(type, parts)} == _ONLY_TEXT:  # most messages
-                items += len(parts)
-                chars += sum(map(len, parts))
-            else:
-                stack.extend(parts)
-        elif kind is list or kind is tuple:
-            stack.extend(value)
-        elif kind is int:
-            chars += value.bit_length() // 8
-        elif kind is float:
-            chars += max_chars if value != value else 0  # a NaN is equal to itself only if shared
-        elif value is not None and kind is not bool:
-            return PlainBytes(None, items)
-        if chars >= max_chars:
-            return PlainBytes(None, items)
-        if items + len(stack) > max_items:
-            return PlainBytes(None, items, too_many=True)
-    try:
-        return PlainBytes(marshal.dumps(whole, 2), items)
-    except ValueError:  # nested too deeply
-        return PlainBytes(None, items)
-
-
-def memoize_loops(template: nodes.Template, first: int = 0) -> list[tuple[str, ...]]:
-    """Rewrites the outer loops of a template so that they remember their iterations. An iteration
-    asks the environment's `is_new_iteration` whether to execute the body, and passes what the body
-    has written to the filter REMEMBER, whose result is written.
-
-    Args:
-        first: number of the first loop that is rewritten.
-
-    Returns:
-        For each rewritten loop, the names of the variables that it reads and no statement sets.
-        Their values are the first of the reads that `is_new_iteration` gets.
-    """
-    rewriter = _LoopRewriter(template, first)
-    rewriter.rewrite_all()
-    return rewriter.variables
-
-
-class _UnknownReadsError(Exception):
-    """Raised for a body that may read anything, or change something outside itself."""
-
-
-class _LoopRewriter:
-    """Rewrites a template's loops outside macros and blocks, whose texts depend on their callers.
-
-    Attributes:
-        variables: see `memoize_loops`.
-    """
-
-    def __init__(self, template: nodes.Template, first: int) -> None:
-        self.variables: list[tuple[str, ...]] = []
-        self._first = first
-        self._template = template
-        self._macros = {macro.name for macro in template.find_all(nodes.Macro)}
-        self._namespaces = frozenset[str]()  # those that are certain to exist
-        self._set = _names_set([template])
-        self._others = frozenset(
-            name
-            for assigned in template.find_all(nodes.Assign)
-            if not _calls_namespace(assigned.node)
-            for name in _names_set([assigned.target])
-        ) | _names_set([block.target for block in template.find_all(nodes.AssignBlock)])
-
-    def rewrite_all(self) -> None:
-        for statement in self._template.body:
-            self._rewrite(statement)
-            if isinstance(statement, nodes.Assign) and _calls_namespace(statement.node):
-                self._namespaces |= _names_set([statement]) - self._others
-
-    def _rewrite(self, statement: nodes.Node) -> None:
-        if isinstance(statement, nodes.If):
-            for inner in (*statement.body, *statement.elif_, *statement.else_):
-                self._rewrite(inner)
-        elif isinstance(statement, nodes.For) and not statement.recursive:
-            with suppress(_UnknownReadsError):
-                self._rewrite_loop(statement)
-
-    def _rewrite_loop(self, loop: nodes.For) -> None:
-        lists = _list_names(loop.iter)
-        if "messages" not in self._set:
-            lists |= {"messages"}
-        reader = _BodyReader(
-            lists=lists,
-            namespaces=self._namespaces - _names_set(loop.body),
-            macros=self._macros,
-        )
-        found = {
-            repr(read): read
-            for statement in loop.body
-            for read in reader.iterate_reads(statement, None)
-        }
-        set_outside = _names_set([self._template], loop.body) | self._macros
-        variables = list[nodes.Name]()
-        others = list[nodes.Expr]()
-        for read in found.values():
-            if isinstance(read, nodes.Name) and read.name not in set_outside:
-                variables.append(read)
-            else:
-                others.append(read)
-        number = self._first + len(self.variables)
-        self.variables.append(tuple(variable.name for variable in variables))
-        ask = nodes.EnvironmentAttribute("is_new_iteration")
-        is_new = nodes.Call(ask, [nodes.Const(number), *variables, *others], [], None, None)
-        remember = nodes.Filter(None, REMEMBER, [], [], None, None)
-        loop.body = [nodes.FilterBlock([nodes.If(is_new, loop.body, [], [])], remember)]
-
-
-@dataclass(frozen=True, slots=True)
-class _BodyReader:
-    """Finds what the body of a loop reads.
-
-    Attributes:
-        lists: names of lists that may be read only at a position.
-        namespaces: names of namespaces that exist before the loop.
-        macros: names of macros, which may read anything.
-    """
-
-    lists: frozenset[str]
-    namespaces: frozenset[str]
-    macros: Set[str]
-
-    def iterate_reads(self, node: nodes.Node, bound: frozenset[str] | None) -> Iterator[nodes.Expr]:
-        """Yields the expressions on which the text of the body depends.
+    def find_tree(
+        self,
+        loop: int,
+        reads: LoopReads,
+        items: Sequence[UserValue],
+        lists: Sequence[UserValue],
+        constants: Sequence[UserValue],
+    ) -> tuple[ListBeginning | None, int]:
+        """Returns the tree of a loop for what its body reads besides the items, or None if this
+        can't be compared. Also returns how many values were looked at.
 
         Args:
-            node: a node of the body.
-            bound: items of the loops inside the body that are around the node; None outside them.
-
-        Raises:
-            _UnknownReadsError: see there.
+            loop: number of the loop.
+            items: the loop's list.
+            lists, constants: the values of `reads.lists` and `reads.constants`.
         """
-        if not isinstance(node, _PLAIN_NODES):
-            raise _UnknownReadsError
-        if isinstance(node, nodes.Test) and node.name == "sameas":
-            raise _UnknownReadsError
-        if isinstance(node, nodes.For):
-            inside = (bound or frozenset()) | _names_set([node.target])
-            for part in (node.iter, *node.else_):
-                yield from self.iterate_reads(part, bound)
-            for part in (*filter(None, [node.test]), *node.body):
-                yield from self.iterate_reads(part, inside)
-        elif bound is None and self._is_one_read(node):
-            yield node
-        elif isinstance(node, nodes.Name):
-            # inside another loop, `loop` is that one
-            if node.name == "loop" or node.name in self.lists or node.name in self.macros:
-                raise _UnknownReadsError
-            if node.ctx == "load" and node.name not in (bound or ()):
-                yield node
+        functions = tuple(
+            name
+            for name, value in zip(reads.constants, constants)
+            if name in self._pure and value is self._pure[name]
+        )
+        plain = [None if n in functions else value for n, value in zip(reads.constants, constants)]
+        undefined = tuple(i for i, value in enumerate(plain) if isinstance(value, Undefined))
+        for i in undefined:
+            plain[i] = None
+        length = len(items) if reads.length else 0
+        same = tuple(each is items for each in lists)
+        written = write_plain((loop, length, same, functions, undefined, tuple(plain)))
+        if written.key is None:
+            return None, written.values
+        return self._find_or_add(self._trees, written.key), written.values
+
+    def find_following(self, node: ListBeginning, item: bytes) -> ListBeginning:
+        """Returns the node of a list with one item more."""
+        return node.following.get(item) or self._find_or_add(node.following, item)
+
+    def _find_or_add(self, nodes: dict[bytes, ListBeginning], key: bytes) -> ListBeginning:
+        node = nodes.get(key)
+        if node is None:
+            self._make_room(_NODE_SIZE + len(key))
+            node = nodes.setdefault(key, ListBeginning())
+        return node
+
+    def add_text(self, node: ListBeginning, others: bytes, written: LoopText) -> None:
+        """Remembers what an iteration wrote, unless it is too long.
+
+        Args:
+            node: the list's beginning up to the iteration's item.
+            others: what else it read.
+        """
+        if len(written.text) > _MAX_TEXT:
+            return
+        if len(node.texts) >= _MAX_TEXTS:
+            node.texts.clear()
+        self._make_room(_NODE_SIZE + len(others) + 4 * len(written.text))
+        node.texts[others] = written
+
+    def _make_room(self, size: int) -> None:
+        self._size += size
+        if self._size > _MAX_SIZE:
+            self._trees.clear()
+            self._size = size
+
+
+class LoopWalk:
+    """Way of one rendering through a loop's list.
+
+    Args:
+        memo: owner of the tree.
+        tree: root of the loop's tree.
+        reads: what the loop reads.
+        items: the list.
+        lists: the values of `reads.lists`.
+    """
+
+    def __init__(
+        self,
+        memo: LoopMemo,
+        tree: ListBeginning,
+        reads: LoopReads,
+        items: Sequence[UserValue],
+        lists: Sequence[Sequence[UserValue]],
+    ) -> None:
+        self._memo = memo
+        self._reads = reads
+        self._items = items
+        self._lists = lists
+        self._index = -1  # of the current iteration
+        # from this one on, an iteration reads nothing besides the items so far
+        self._closed_from = _find_closed(reads, items, lists)
+        self._node: ListBeginning | None = tree  # the items so far; None once one can't be compared
+        # what else the current iteration reads; None if this can't be compared
+        self._others: bytes | None = None
+        # bytes of values by their id, with the value, whose id is then not reused
+        self._bytes: dict[int, tuple[UserValue, bytes | None]] = {}
+        self._values = 0  # looked at, and not yet counted as work
+
+    def skip_known(self, index: int) -> LoopText | None:
+        """Returns what the iterations from `index` on write, as far as it is known. Returns None if
+        the iteration must be executed.
+        """
+        found = list[LoopText]()
+        for i in range(index, len(self._items)):
+            if i > self._index:
+                self._step()
+            if self._node is None or self._others is None:
+                break
+            written = self._node.texts.get(self._others)
+            if written is None:
+                break
+            found.append(written)
+        if len(found) < 2:
+            return found[0] if found else None
+        return LoopText(
+            "".join([each.text for each in found]),
+            sum([each.steps for each in found]),
+            sum([each.chars for each in found]),
+            len(found),
+        )
+
+    def remember(self, written: LoopText) -> None:
+        """Remembers what the current iteration wrote."""
+        if self._node is not None and self._others is not None:
+            self._memo.add_text(self._node, self._others, written)
+
+    def take_values(self) -> int:
+        """Returns how many values were looked at since the last call."""
+        values = self._values
+        self._values = 0
+        return values
+
+    def _step(self) -> None:
+        """Goes to the next iteration."""
+        self._index += 1
+        if self._node is None:
+            return
+        item = self._write(self._items[self._index])
+        if item is None:
+            self._node = None
+            return
+        self._node = self._memo.find_following(self._node, item)
+        self._others = self._write_others()
+
+    def _write_others(self) -> bytes | None:
+        """Returns what the current iteration reads besides the items so far and what is constant."""
+        index = self._index
+        if index >= self._closed_from:
+            return b""
+        length = len(self._items)
+        reads = self._reads
+        pieces = list[bytes | None]()
+        if reads.last:
+            pieces.append(b"1" if index + 1 == length else b"0")
+        if reads.next:
+            pieces.append(self._write_item(self._items, index + 1))
+        for number, position in reads.neighbours:
+            read = self._lists[number]
+            at = position.compute(index, length)
+            if read is not self._items or not 0 <= at <= index:
+                pieces.append(self._write_item(read, at))
+        known = [piece for piece in pieces if piece is not None]
+        return b"".join(known) if len(known) == len(pieces) else None
+
+    def _write_item(self, items: Sequence[UserValue], at: int) -> bytes | None:
+        try:
+            item = items[at]
+        except IndexError:
+            return _UNDEFINED
+        return self._write(item)
+
+    def _write(self, value: UserValue) -> bytes | None:
+        """Returns a value as bytes, or as their digest. Writes each value once."""
+        if type(value) is UnchangedDict:
+            return value.write().key
+        known = self._bytes.get(id(value))
+        if known is None:
+            written = write_plain(value)
+            self._values += written.values
+            known = self._bytes[id(value)] = (value, written.key)
+        return known[1]
+
+
+def _find_closed(
+    reads: LoopReads, items: Sequence[UserValue], lists: Sequence[Sequence[UserValue]]
+) -> int:
+    """Returns the index of the first iteration from which on a loop reads nothing besides its items
+    up to the current one. Returns the number of items if there is none.
+    """
+    if reads.last or reads.next:
+        return len(items)
+    first = 0
+    for number, position in reads.neighbours:
+        if lists[number] is not items or position.by_length:
+            return len(items)
+        if position.by_index == 0 and position.constant >= 0:
+            first = max(first, position.constant)
+        elif position.by_index == 1 and position.constant <= 0:
+            first = max(first, -position.constant)
         else:
-            for child in node.iter_child_nodes():
-                yield from self.iterate_reads(child, bound)
-
-    def _is_one_read(self, node: nodes.Node) -> TypeGuard[nodes.Expr]:
-        """Returns True for an item of a list, or an attribute of the loop or of a namespace."""
-        if isinstance(node, nodes.Getitem) and isinstance(node.node, nodes.Name):
-            return node.node.name in self.lists and _is_position(node.arg)
-        if not isinstance(node, nodes.Getattr) or not isinstance(node.node, nodes.Name):
-            return False
-        if node.node.name == "loop":
-            return node.attr in _POSITIONS
-        return node.node.name in self.namespaces
-
-
-def _names_set(outer: Sequence[nodes.Node], without: Sequence[nodes.Node] = ()) -> frozenset[str]:
-    """Returns the names that nodes set, without those that only the nodes `without` set."""
-    found = set[str]()
-    stack = list(outer)
-    while stack:
-        node = stack.pop()
-        if any(node is each for each in without):
-            continue
-        if isinstance(node, nodes.Name) and node.ctx != "load":
-            found.add(node.name)
-        stack.extend(node.iter_child_nodes())
-    return frozenset(found)
-
-
-def _list_names(iterated: nodes.Node) -> frozenset[str]:
-    """Returns the name of the list that a loop goes through, whole or a slice of it."""
-    if isinstance(iterated, nodes.Getitem) and isinstance(iterated.arg, nodes.Slice):
-        iterated = iterated.node
-    return frozenset({iterated.name} if isinstance(iterated, nodes.Name) else ())
-
-
-def _is_position(node: nodes.Node) -> bool:
-    """Returns True if an index is computed from the loop's position and constants alone."""
-    if isinstance(node, nodes.Add | nodes.Sub):
-        return _is_position(node.left) and _is_position(node.right)
-    if isinstance(node, nodes.Const):
-        return type(node.value) is int
-    return (
-        isinstance(node, nodes.Getattr)
-        and node.node == nodes.Name("loop", "load")
-        and node.attr in _NUMBERS
-    )
-
-
-def _calls_namespace(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Call) and node.node == nodes.Name("namespace", "load")
+            return len(items)
+    return first

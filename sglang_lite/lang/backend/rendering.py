@@ -17,6 +17,7 @@ from sglang_lite.lang.chat_template import ChatTemplate
 from sglang_lite.protocol import CapabilityError, Message, Prompt, PromptTools, Span
 from sglang_lite.text.chat_format import ChatFormat, Conversation, Tool, prepend_description
 from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
+from sglang_lite.text.plain_bytes import UnchangedDict
 from sglang_lite.text.tool_calls import parse_answer
 from sglang_lite.text.tool_use import split_call_results
 
@@ -209,7 +210,13 @@ def _prefixes_and_suffixes(
 
 
 def _turn_messages(turns: Sequence[Message]) -> list[Mapping[str, Any]]:
-    return [{"role": turn.role, "content": turn.text} for turn in turns]
+    return [_text_message(turn.role, turn.text) for turn in turns]
+
+
+def _text_message(role: str, text: str) -> Mapping[str, Any]:
+    if len(text) < _LONG:
+        return _convert_text(role, text)
+    return _convert_text.__wrapped__(role, text)
 
 
 def _messages(turns: Sequence[Message], family: str, tools: PromptTools) -> list[Mapping[str, Any]]:
@@ -229,13 +236,18 @@ def _messages(turns: Sequence[Message], family: str, tools: PromptTools) -> list
             count += len(calls)
             messages.append(message)
         else:
-            messages.append({"role": turn.role, "content": text})
+            messages.append(_text_message(turn.role, text))
     return messages
 
 
 # Each prompt of an agent has all its earlier turns. Long ones are few, and are read each time.
-_remember_turns = lru_cache(maxsize=1024)
-_LONG = 16_384
+_remember_turns = lru_cache(maxsize=8192)
+_LONG = 4_096
+
+
+@_remember_turns
+def _convert_text(role: str, text: str) -> Mapping[str, Any]:
+    return UnchangedDict(role=role, content=text)
 
 
 @_remember_turns
@@ -247,7 +259,7 @@ def _result_messages(calls: tuple[tuple[str, str], ...], text: str) -> Sequence[
     """
     results = split_call_results([name for _, name in calls], text)
     return [
-        {"role": "tool", "tool_call_id": number, "name": name, "content": result}
+        UnchangedDict(role="tool", tool_call_id=number, name=name, content=result)
         for (number, name), result in zip(calls, results)
     ]
 
@@ -268,9 +280,9 @@ def _assistant_message(
     try:
         given = [(call.name, json.loads(call.arguments)) for call in answer.calls]
     except (ValueError, RecursionError):  # the text only begins like a call
-        return {"role": "assistant", "content": text}, ()
+        return UnchangedDict(role="assistant", content=text), ()
     if not given:
-        return {"role": "assistant", "content": answer.content}, ()
+        return UnchangedDict(role="assistant", content=answer.content), ()
     calls = [
         {
             "id": _call_id(family, name, number),
@@ -280,7 +292,7 @@ def _assistant_message(
         for number, (name, arguments) in enumerate(given, count)
     ]
     content = answer.content.rstrip() or None
-    message = {"role": "assistant", "content": content, "tool_calls": calls}
+    message = UnchangedDict(role="assistant", content=content, tool_calls=calls)
     return message, tuple(
         (_call_id(family, name, i), name) for i, (name, _) in enumerate(given, count)
     )

@@ -13,6 +13,7 @@ from sglang_lite.lang.concurrency.variables import copy_as_sgl_error
 from sglang_lite.lang.execution.run import Run
 from sglang_lite.program.nodes import GrammarBegin, Text, TurnBegin, TurnEnd
 from sglang_lite.protocol import Constraint, Continuation, Location, ProgramError
+from sglang_lite.text.chat_template import JinjaTemplate, TurnTemplate
 
 if TYPE_CHECKING:
     from sglang_lite.constraints.byte_matcher import ByteMatcher
@@ -78,7 +79,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
                 yield from self.begin_turn("system", run, where)
                 yield Text(system, where=where)
                 yield from self.end_turn("system", run, where)
-            prefix, suffix = template.get_prefix_and_suffix(role, self._messages())
+            prefix, suffix = self._text_around_turn(template, role)
         except Exception as error:  # templates are the user's code
             raise copy_as_sgl_error(error, where) from error
         self.role = role
@@ -115,7 +116,7 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
     def _suffix_from_template(self, role: str, run: Run, where: Location | None) -> str:
         """Returns the text that ends the open turn in the backend's template."""
         try:
-            return str(run.template.get_prefix_and_suffix(role, self._messages())[1])
+            return str(self._text_around_turn(run.template, role)[1])
         except Exception as error:  # templates are the user's code
             raise copy_as_sgl_error(error, where) from error
 
@@ -148,8 +149,13 @@ class OpenBlocks(msgspec.Struct, eq=False):  # its constructor runs no Python co
         if self.grammar is not None:
             raise ProgramError(problem, hint=hint, where=where)
 
-    def _messages(self) -> list[dict[str, str]]:
-        return [{"role": role, "content": ""} for role in self.turns]
+    def _text_around_turn(self, template: TurnTemplate, role: str) -> tuple[str, str]:
+        """Returns the text before and after the content of a turn that follows the finished ones."""
+        if isinstance(template, JinjaTemplate):
+            return template.get_prefixes_and_suffixes((*self.turns, role))[-1]
+        return template.get_prefix_and_suffix(
+            role, [{"role": earlier, "content": ""} for earlier in self.turns]
+        )
 
 
 def _describe_turn(role: str) -> str:

@@ -84,8 +84,8 @@ class Transcript:
     """
 
     __slots__ = (
-        "_cached_pieces", "_span_cache", "earlier", "forks", "has_images", "log", "matcher", "messages", "mixed",
-        "pieces", "start", "turn", "turn_ends",
+        "_cached_pieces", "_joined", "_joined_pieces", "_span_cache", "earlier", "forks", "has_images", "log",
+        "matcher", "messages", "mixed", "pieces", "start", "turn", "turn_ends",
     )  # fmt: skip
 
     def __init__(self, log: TextLog | None = None) -> None:
@@ -98,6 +98,8 @@ class Transcript:
         self.matcher: ByteMatcher | None = None
         self._span_cache: list[Span] = []  # cached spans …
         self._cached_pieces = 0  # … and the number of pieces that they cover
+        self._joined = ""  # text of the first pieces …
+        self._joined_pieces = 0  # … and the number of these pieces
         self.mixed = self.has_images = False
         self.start = 0
         self.forks: tuple[int, ...] = ()
@@ -214,6 +216,8 @@ class Transcript:
         """
         self._span_cache = []
         self._cached_pieces = 0
+        self._joined = ""
+        self._joined_pieces = 0
         self.mixed, self.has_images = (
             not {str}.issuperset(map(type, self.pieces)),
             Media in map(type, self.pieces),
@@ -295,7 +299,12 @@ class Transcript:
 
     def collect_text(self, start: int = 0) -> str:
         """Returns the text from the piece with index `start` on, without images."""
-        return text_without_images(self.pieces[start:])
+        if start:
+            return text_without_images(self.pieces[start:])
+        if self._joined_pieces < len(self.pieces):
+            self._joined += text_without_images(self.pieces[self._joined_pieces :])
+            self._joined_pieces = len(self.pieces)
+        return self._joined
 
     def prompt(self, *, same_model: bool = True) -> Prompt:
         """Builds the prompt that a backend continues.
