@@ -139,7 +139,9 @@ class StatefulModel(ScriptedModel):
         found = torch.empty_like(numbers[:, 0])
         for wave in plan.states:
             rows = wave.rows
-            tokens = torch.arange(len(ids)) if wave.tokens is None else wave.tokens
+            tokens = torch.arange(len(ids))
+            if wave.tokens is not None:
+                tokens = tokens[wave.tokens]
             before = [(0, 0) if place < 0 else sums[place].tolist() for place in rows.read.tolist()]
             for i, (start, end) in enumerate(pairwise(rows.offsets.tolist())):
                 at = tokens[start:end]

@@ -33,8 +33,19 @@ def build_state_waves(record: StepRecord, device: torch.device) -> tuple[StateWa
         begin = first[row] + start - record.starts[row]
         tokens = np.concatenate([np.arange(b, b + n) for b, n in zip(begin, end - start)])
         rows = make_state_rows(end - start, read, write, device)
-        waves.append(StateWave(rows, torch.from_numpy(tokens.astype(np.int64)).to(device)))
+        waves.append(StateWave(rows, _as_slice_or_indices(tokens, device)))
     return tuple(waves)
+
+
+def _as_slice_or_indices(tokens: Ints, device: torch.device) -> slice | torch.Tensor:
+    """Returns ascending indices as a slice if there are no others between them: a slice is read
+    without a copy, and written several times faster.
+    """
+    first = int(tokens[0])
+    last = int(tokens[-1])
+    if last - first + 1 == len(tokens):
+        return slice(first, last + 1)
+    return torch.from_numpy(tokens.astype(np.int64)).to(device)
 
 
 def _cut_rows(record: StepRecord) -> list[list[tuple[int, int, int, int]]]:

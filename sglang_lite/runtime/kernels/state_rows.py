@@ -42,8 +42,8 @@ class StateWave:
 
     Attributes:
         rows: the rows, or parts of rows.
-        tokens: int64 [N], indices of their tokens within the step; None for all tokens.
+        tokens: their tokens within the step: a slice, or indices int64 [N]; None for all tokens.
     """
 
     rows: StateRows
-    tokens: torch.Tensor | None = None
+    tokens: torch.Tensor | slice | None = None
