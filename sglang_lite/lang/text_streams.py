@@ -184,7 +184,7 @@ def so_far(branch: Branch) -> SoFar:
     """Implements `ProgramState.so_far`."""
     player = branch.player
     pieces = None if player.log is None else player.log.text_so_far()
-    text = player.transcript.collect_text() if pieces is None else pieces
+    text = player.transcript.text_so_far() if pieces is None else pieces
     values = [
         (name, variable.value_so_far()) for name, variable in list(branch.names.variables.items())
     ]

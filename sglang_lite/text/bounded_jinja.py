@@ -92,12 +92,13 @@ class _Iteration:
 class _Meter:
     """Counts of one rendering, and its place in a loop that remembers its iterations."""
 
-    __slots__ = ("chars", "iteration", "steps", "walks")
+    __slots__ = ("chars", "iteration", "known_bytes", "steps", "walks")
 
     def __init__(self) -> None:
         self.steps = 0
         self.chars = 0
         self.walks: dict[int, LoopWalk] = {}  # by the loop's number
+        self.known_bytes: dict[int, tuple[UserValue, bytes | None]] = {}  # see LoopWalk
         self.iteration: _Iteration | LoopText = _Iteration(None, 0, 0)  # the current one
 
 
@@ -425,7 +426,7 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _forget_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the filter with a note that its iteration's text depends on more than its reads."""
+    """Returns the filter or test with a note that its iteration's text depends on more than its reads."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -507,9 +508,9 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         )
         self.filters |= filters
         self.filters = {name: _bounded_filter(name, self.filters[name]) for name in _FILTERS}
-        self.tests = {
-            name: _bounded_test(name, test) for name, test in dict[str, Any](self.tests).items()
-        }
+        tests = dict[str, Any](self.tests)
+        tests["sameas"] = _forget_iteration(tests["sameas"])
+        self.tests = {name: _bounded_test(name, test) for name, test in tests.items()}
         self.filters["random"] = _forget_iteration(self.filters["random"])
         self.filters[REMEMBER] = self._remember_iteration
         del self.globals["lipsum"]
@@ -551,10 +552,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         count = len(reads.lists)
         lists: Any = read[:count]
         if all(type(each) is list or type(each) is tuple for each in (items, *lists)):
-            tree, values = self._memo.find_tree(number, reads, items, lists, read[count:])
-            _count_steps(values)
+            tree, work = self._memo.find_tree(number, reads, items, lists, read[count:])
+            _count_steps(work)
             if tree is not None:
-                meter.walks[number] = LoopWalk(self._memo, tree, reads, items, lists)
+                meter.walks[number] = LoopWalk(
+                    self._memo, tree, reads, items, lists, meter.known_bytes
+                )
         return items
 
     def is_new_iteration(self, number: int, loop: LoopContext) -> bool:
@@ -566,13 +569,13 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         known = None
         if walk is not None:
             known = walk.skip_known(loop.index0)
-            _count_steps(walk.take_values())
+            _count_steps(walk.take_work())
         if known is None:
             meter.iteration = _Iteration(walk, meter.steps, meter.chars)
             return True
         for _ in range(known.iterations - 1):
             next(loop)
-        _count_steps(known.steps + _TURN * known.iterations)
+        _count_steps(known.steps)
         _count_output(known.chars)
         meter.iteration = known
         return False
@@ -680,18 +683,14 @@ class _Counting(NodeTransformer):
 
     def _insert_step_count(self, node: Any) -> Any:
         self.generic_visit(node)
-        node.body.insert(
-            0,
-            nodes.ExprStmt(
-                _environment_call("count_steps", nodes.Const(_TURN + _count_body_steps(node.body)))
-            ),
-        )
+        _insert_body_count(node.body)
         return node
 
     visit_Macro = visit_CallBlock = visit_Block = _insert_step_count
 
     def visit_For(self, node: nodes.For) -> nodes.For:
-        self._insert_step_count(node)
+        self.generic_visit(node)
+        _insert_body_count(_find_executed_body(node))
         if node.test is not None:
             node.test = nodes.And(
                 _environment_call(
@@ -738,6 +737,22 @@ class _Counting(NodeTransformer):
         if isinstance(node.arg, nodes.Slice):
             node.node = _wrap_in_count(node.node)
         return node
+
+
+def _insert_body_count(body: list[nodes.Node]) -> None:
+    """Inserts a statement into a body that counts its steps."""
+    steps = nodes.Const(_TURN + _count_body_steps(body))
+    body.insert(0, nodes.ExprStmt(_environment_call("count_steps", steps)))
+
+
+def _find_executed_body(loop: nodes.For) -> list[nodes.Node]:
+    """Returns the body of a loop. If the loop remembers its iterations, returns the part that only
+    new iterations execute, so that its steps are remembered too.
+    """
+    match loop.body:
+        case [nodes.FilterBlock(filter=nodes.Filter(name=name), body=[nodes.If(body=body)])]:
+            return body if name == REMEMBER else loop.body
+    return loop.body
 
 
 def _environment_call(name: str, *args: nodes.Expr) -> nodes.Call:

@@ -27,7 +27,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate, to_json
-from sglang_lite.text.plain_bytes import UnchangedDict
+from sglang_lite.text.plain_bytes import UnchangedDict, write_unchanged
 from sglang_lite.text.reasoning import (
     FORMATS,
     ReasoningParser,
@@ -41,6 +41,7 @@ from sglang_lite.text.tool_formats import DEFAULT, detect_tool_family
 _HIDDEN = re.compile("\ue000([0-9]+)\ue001")
 _CUT = "\ue002"  # end of a message that the model continues
 _MEDIUM = "\ue003"  # an image, video or sound in a message, for templates that show none
+_TEXT_KINDS = {str, type(None)}
 _MARKS = ("\ue000", "\ue001", "\ue002", _MEDIUM)
 
 
@@ -300,8 +301,8 @@ class ChatFormat:
             )
         hidden: list[str] = []
         messages = [self._adapt_message_to_template(message) for message in conversation.messages]
-        is_text = all(isinstance(m.get("content"), str | None) for m in messages)
-        if not is_text or self._may_spell_control_tokens(messages):
+        kinds = {type(message.get("content")) for message in messages}
+        if not kinds <= _TEXT_KINDS or self._may_spell_control_tokens(messages):
             messages = [self._hide_control_tokens(message, hidden) for message in messages]
         if not all(map(self._template.shows_media, {image.kind for image in conversation.images})):
             messages = [_with_media_marks(message) for message in messages]
@@ -440,7 +441,7 @@ class ChatFormat:
         """
         try:
             pieces = [
-                (type(message) is UnchangedDict and message.write().data)
+                (type(message) is UnchangedDict and write_unchanged(message).data)
                 or marshal.dumps(dict(message), 2)
                 for message in messages
             ]

@@ -24,7 +24,8 @@ MAX_TEMPLATE_CHARS = 200_000
 _MAX_TURNS = 10_000  # kept with their texts; then all are forgotten
 # excludes the marks for turns and for text that is hidden from a template
 _get_role = itemgetter("role")
-_REASONING_NAMES = ("reasoning_content", "thinking", "reasoning")
+_REASONING_ORDER = ("reasoning_content", "thinking", "reasoning")
+_REASONING_NAMES = frozenset(_REASONING_ORDER)
 _NO_ASCII = re.compile("[^\x00-~\ue000-\ue003]")
 
 
@@ -190,7 +191,12 @@ class JinjaTemplate:
             with self._metered():
                 return self._template.render(
                     **{"tools": None, "documents": None, **variables, **self.special_tokens},
-                    messages=[_with_reasoning_names(message) for message in messages],
+                    messages=[
+                        message  # most of them
+                        if _REASONING_NAMES.isdisjoint(message)
+                        else _with_reasoning_names(message)
+                        for message in messages
+                    ],
                     add_generation_prompt=add_generation_prompt,
                 )
         # templates are foreign code: any exception is the template's failure
@@ -313,9 +319,7 @@ def _load_template(source: str, special_tokens: tuple[tuple[str, str], ...]) -> 
 
 def _with_reasoning_names(message: Mapping[str, Json]) -> Mapping[str, Json]:
     """Returns a message with its reasoning under all names that templates read."""
-    if message.keys().isdisjoint(_REASONING_NAMES):  # most messages
-        return message
-    values = (message.get(name) for name in _REASONING_NAMES)
+    values = (message.get(name) for name in _REASONING_ORDER)
     found = next((value for value in values if value is not None), None)
     return message if found is None else {"thinking": found, **message, "reasoning_content": found}
 

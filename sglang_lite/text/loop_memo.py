@@ -16,10 +16,11 @@ from jinja2.runtime import Undefined
 
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.loop_reads import LoopReads
-from sglang_lite.text.plain_bytes import UnchangedDict, write_plain
+from sglang_lite.text.plain_bytes import UnchangedDict, write_plain, write_unchanged
 
 _MAX_TEXT = 16_384  # characters that an iteration wrote
 _MAX_TEXTS = 4  # of one place in a list
+_MAX_STEPS = 1_000_000  # that are skipped before they are counted
 _NODE_SIZE = 400  # bytes of a node, without its key and texts
 _MAX_SIZE = 16_777_216  # of all nodes; then all are forgotten
 _PURE_FUNCTIONS = ("dict", "raise_exception", "range")
@@ -77,7 +78,7 @@ class LoopMemo:
         constants: Sequence[UserValue],
     ) -> tuple[ListBeginning | None, int]:
         """Returns the tree of a loop for what its body reads besides the items, or None if this
-        can't be compared. Also returns how many values were looked at.
+        can't be compared. Also returns the work of finding it.
 
         Args:
             loop: number of the loop.
@@ -97,12 +98,12 @@ class LoopMemo:
         same = tuple(each is items for each in lists)
         written = write_plain((loop, length, same, functions, undefined, tuple(plain)))
         if written.key is None:
-            return None, written.values
-        return self._find_or_add(self._trees, written.key), written.values
+            return None, written.work
+        return self._find_or_add(self._trees, written.key), written.work
 
-    def find_following(self, node: ListBeginning, item: bytes) -> ListBeginning:
-        """Returns the node of a list with one item more."""
-        return node.following.get(item) or self._find_or_add(node.following, item)
+    def add_following(self, node: ListBeginning, item: bytes) -> ListBeginning:
+        """Adds the node of a list with one item more."""
+        return self._find_or_add(node.following, item)
 
     def _find_or_add(self, nodes: dict[bytes, ListBeginning], key: bytes) -> ListBeginning:
         node = nodes.get(key)
@@ -141,6 +142,8 @@ class LoopWalk:
         reads: what the loop reads.
         items: the list.
         lists: the values of `reads.lists`.
+        known_bytes: bytes of values by their id, for all loops of the rendering. Each is kept with
+            its value, whose id is then not reused.
     """
 
     def __init__(
@@ -150,40 +153,44 @@ class LoopWalk:
         reads: LoopReads,
         items: Sequence[UserValue],
         lists: Sequence[Sequence[UserValue]],
+        known_bytes: dict[int, tuple[UserValue, bytes | None]],
     ) -> None:
         self._memo = memo
         self._reads = reads
         self._items = items
         self._lists = lists
         self._index = -1  # of the current iteration
-        # from this one on, an iteration reads nothing besides the items so far
-        self._closed_from = _find_closed(reads, items, lists)
+        # from this index on, iterations read nothing besides the items up to their own
+        self._reads_only_items_from = _find_first_closed(reads, items, lists)
         self._node: ListBeginning | None = tree  # the items so far; None once one can't be compared
         # what else the current iteration reads; None if this can't be compared
         self._others: bytes | None = None
-        # bytes of values by their id, with the value, whose id is then not reused
-        self._bytes: dict[int, tuple[UserValue, bytes | None]] = {}
-        self._values = 0  # looked at, and not yet counted as work
+        self._bytes = known_bytes
+        self._work = 0  # that is not counted yet
 
     def skip_known(self, index: int) -> LoopText | None:
-        """Returns what the iterations from `index` on write, as far as it is known. Returns None if
-        the iteration must be executed.
+        """Returns what the iterations from `index` on write, as far as it is known and not more than
+        can be counted at once. Returns None if the iteration must be executed.
         """
         found = list[LoopText]()
+        steps = 0
         for i in range(index, len(self._items)):
             if i > self._index:
-                self._step()
+                self._step(i)
             if self._node is None or self._others is None:
                 break
             written = self._node.texts.get(self._others)
             if written is None:
                 break
             found.append(written)
+            steps += written.steps
+            if steps > _MAX_STEPS:
+                break
         if len(found) < 2:
             return found[0] if found else None
         return LoopText(
             "".join([each.text for each in found]),
-            sum([each.steps for each in found]),
+            steps,
             sum([each.chars for each in found]),
             len(found),
         )
@@ -193,29 +200,34 @@ class LoopWalk:
         if self._node is not None and self._others is not None:
             self._memo.add_text(self._node, self._others, written)
 
-    def take_values(self) -> int:
-        """Returns how many values were looked at since the last call."""
-        values = self._values
-        self._values = 0
-        return values
+    def take_work(self) -> int:
+        """Returns the work since the last call."""
+        work = self._work
+        self._work = 0
+        return work
 
-    def _step(self) -> None:
+    def _step(self, index: int) -> None:
         """Goes to the next iteration."""
-        self._index += 1
-        if self._node is None:
+        self._index = index
+        node = self._node
+        if node is None:
             return
-        item = self._write(self._items[self._index])
-        if item is None:
+        item = self._items[index]
+        key = write_unchanged(item).key if type(item) is UnchangedDict else self._write(item)
+        if key is None:
             self._node = None
             return
-        self._node = self._memo.find_following(self._node, item)
-        self._others = self._write_others()
+        self._node = node.following.get(key) or self._memo.add_following(node, key)
+        self._others = b"" if index >= self._reads_only_items_from else self._write_others()
 
     def _write_others(self) -> bytes | None:
-        """Returns what the current iteration reads besides the items so far and what is constant."""
+        """Returns what the current iteration reads besides the items so far and what is constant:
+        for `messages[loop.index0 + 1]`, the bytes of the next message.
+
+        Joined bytes are not ambiguous: each piece ends itself, and which pieces there are depends on
+        the index and on what the tree's key contains.
+        """
         index = self._index
-        if index >= self._closed_from:
-            return b""
         length = len(self._items)
         reads = self._reads
         pieces = list[bytes | None]()
@@ -241,16 +253,16 @@ class LoopWalk:
     def _write(self, value: UserValue) -> bytes | None:
         """Returns a value as bytes, or as their digest. Writes each value once."""
         if type(value) is UnchangedDict:
-            return value.write().key
+            return write_unchanged(value).key
         known = self._bytes.get(id(value))
         if known is None:
             written = write_plain(value)
-            self._values += written.values
+            self._work += written.work
             known = self._bytes[id(value)] = (value, written.key)
         return known[1]
 
 
-def _find_closed(
+def _find_first_closed(
     reads: LoopReads, items: Sequence[UserValue], lists: Sequence[Sequence[UserValue]]
 ) -> int:
     """Returns the index of the first iteration from which on a loop reads nothing besides its items

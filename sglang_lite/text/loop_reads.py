@@ -253,14 +253,12 @@ class _BodyReader:
         return node.node.name in self.namespaces
 
 
-def _names_set(outer: Sequence[nodes.Node], without: Sequence[nodes.Node] = ()) -> frozenset[str]:
-    """Returns the names that nodes set, without those that only the nodes `without` set."""
+def _names_set(outer: Sequence[nodes.Node]) -> frozenset[str]:
+    """Returns the names that nodes set."""
     found = set[str]()
     stack = list(outer)
     while stack:
         node = stack.pop()
-        if any(node is each for each in without):
-            continue
         if isinstance(node, nodes.Name) and node.ctx != "load":
             found.add(node.name)
         stack.extend(node.iter_child_nodes())

@@ -25,12 +25,12 @@ class PlainBytes:
 
     Attributes:
         data: the bytes, or None if the value is not plain data or too large.
-        values: number of values that were looked at.
+        work: number of values that were looked at, plus one for every 64 characters.
         key: the bytes, or their digest if they are many.
     """
 
     data: bytes | None
-    values: int
+    work: int
     key: bytes | None
 
 
@@ -53,31 +53,34 @@ def write_plain(whole: UserValue) -> PlainBytes:
                 chars += value.bit_length() // 8
             elif kind is float:
                 if value != value:  # a NaN is equal to itself only if it is the same object
-                    return PlainBytes(None, values, None)
+                    return PlainBytes(None, values + chars // 64, None)
             elif value is not None and kind is not bool:
-                return PlainBytes(None, values, None)
+                return PlainBytes(None, values + chars // 64, None)
         if chars > _MAX_CHARS or values > _MAX_VALUES or len(stack) > _MAX_VALUES:
-            return PlainBytes(None, values, None)
+            return PlainBytes(None, values + chars // 64, None)
+    work = values + chars // 64
     try:
         data = marshal.dumps(whole, 2)
     except ValueError:  # nested too deeply
-        return PlainBytes(None, values, None)
+        return PlainBytes(None, work, None)
     if len(data) <= _MAX_KEY:
-        return PlainBytes(data, values, data)
+        return PlainBytes(data, work, data)
     # no bytes of `marshal` begin so
-    return PlainBytes(data, values, b"#" + hashlib.blake2b(data, digest_size=16).digest())
+    return PlainBytes(data, work, b"#" + hashlib.blake2b(data, digest_size=16).digest())
 
 
 class UnchangedDict(dict[str, Any]):
-    """Dictionary that is not changed once it is made, so it is written as bytes once."""
+    """Dictionary that is not changed once it is made, so it is written as bytes once. Has no public
+    attributes of its own, because templates would find them in place of keys.
+    """
 
     __slots__ = ("_plain",)
-    _plain: PlainBytes  # once it was written
 
-    def write(self) -> PlainBytes:
-        """Returns the bytes of `write_plain`."""
-        try:
-            return self._plain
-        except AttributeError:
-            self._plain = write_plain(dict(self))
-            return self._plain
+    def __init__(self, **items: Any) -> None:
+        super().__init__(items)
+        self._plain = write_plain(items)
+
+
+def write_unchanged(value: UnchangedDict) -> PlainBytes:
+    """Returns what `write_plain` returns for the same dictionary."""
+    return value._plain  # noqa: SLF001 # private for templates only

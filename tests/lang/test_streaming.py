@@ -639,3 +639,25 @@ def test_a_name_that_is_set_twice_streams_its_first_value_to_each_kind_of_reader
     assert "".join(asyncio.run(collect(start().text_async_iter("n")))) == "12"
     assert list(start().partial_iter("n"))[-1] == 12
     assert asyncio.run(collect(start().partial_async_iter("n")))[-1] == 12
+
+
+def test_a_reader_of_the_text_so_far_does_not_change_what_the_branch_reads():
+    """A piece that the branch appended while another thread joined the text was lost."""
+
+    @sgl.function
+    def program(s):
+        s += "a"
+
+    state = program.run(backend=Pieces())
+    transcript = state.branch.player.transcript
+
+    class Slow:
+        @property
+        def text(self):
+            if transcript.pieces[-1] is self:
+                transcript.pieces.append("c")
+            return "b"
+
+    transcript.pieces.append(Slow())
+    assert state.so_far().text.startswith("ab")
+    assert transcript.collect_text() == "abc"

@@ -13,11 +13,12 @@ from jinja2 import Environment
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sglang_lite.protocol import TemplateError
-from sglang_lite.text import bounded_jinja, chat_template
+from sglang_lite.text import bounded_jinja, chat_template, loop_memo
 from sglang_lite.text.bounded_jinja import BoundedEnvironment
 from sglang_lite.text.chat_template import JinjaTemplate
 from sglang_lite.text.loop_memo import ListBeginning, LoopMemo, LoopText
 from sglang_lite.text.loop_reads import rewrite_loops
+from sglang_lite.text.plain_bytes import UnchangedDict, write_plain
 
 LOOP_CONTROLS = Environment(extensions=["jinja2.ext.loopcontrols"])
 EXAMPLES = int(os.environ.get("SGLANG_LITE_EXAMPLES", "200"))
@@ -201,6 +202,25 @@ def test_shapes_that_an_eager_reader_gets_wrong(name):
         assert_renders_as_jinja(template, [*messages, {**messages[0], "content": last}])
 
 
+def test_a_message_of_the_language_looks_like_any_other():
+    source = "{% for m in messages %}{{ m.write }}{{ m['write'] }}{% if m.write %}!{% endif %}{% endfor %}"
+    template = JinjaTemplate(source)
+    message = {"role": "user", "content": "a"}
+    for _ in range(2):
+        assert template.render([UnchangedDict(**message)]) == template.render([message]) == ""
+
+
+def test_equal_messages_that_are_not_the_same():
+    source = (
+        "{% set first = messages[0] %}{% for m in messages %}"
+        "{{ [m] | select('sameas', first) | list | length }}{% endfor %}"
+    )
+    template = JinjaTemplate(source)
+    message = {"role": "user", "content": "a"}
+    assert template.render([message, message]) == "11"
+    assert template.render([message, dict(message)]) == "10"
+
+
 def test_another_conversation_can_t_be_read_through_a_filter():
     source = "{% for m in messages %}{{ m.content }}{% endfor %}{{ ['x'] | map('remember iteration') | list }}"
     with pytest.raises(TemplateError, match="remember iteration"):
@@ -246,6 +266,37 @@ def test_whether_a_limit_is_reached_does_not_depend_on_what_is_remembered(monkey
     template = JinjaTemplate(source)
     first, second = (outcome(lambda: template.render(messages)) for _ in range(2))
     assert first == second
+
+
+def test_known_messages_count_as_many_steps_as_new_ones(monkeypatch):
+    """They cost only their output, so a long conversation grew past the limit step by step."""
+    guarded = "{% if m.x %}" + "{{ messages[loop.index0 - 1] }}" * 100 + "{% endif %}"
+    source = f"{{% for m in messages %}}{guarded}x{{% endfor %}}"
+    messages = [{"role": "user", "content": str(number)} for number in range(100)]
+    monkeypatch.setattr(bounded_jinja, "MAX_STEPS", 40_000)
+    template = JinjaTemplate(source)
+    texts = list[str | None]()
+    for length in range(10, 101, 10):
+        for each in (template, template, JinjaTemplate(source)):  # the last one remembers nothing
+            texts.append(outcome(functools.partial(each.render, messages[:length])))
+        assert texts[-3] == texts[-2] == texts[-1]
+    assert texts[0] == "x" * 10
+    assert texts[-1] is None
+
+
+def test_a_message_is_written_as_bytes_once_however_many_loops_there_are(monkeypatch):
+    written = []
+
+    def note(value):
+        written.append(value)
+        return write_plain(value)
+
+    template = JinjaTemplate("{% for m in messages %}{{ m.role }}{% endfor %}" * 20)
+    messages = [{"role": "user", "content": "a"}, {"role": "tool", "content": "b"}]
+    template.render(messages)
+    monkeypatch.setattr(loop_memo, "write_plain", note)
+    template.render(messages)
+    assert [each for each in written if isinstance(each, dict)] == messages
 
 
 def test_variables_that_many_loops_read_count_as_work(monkeypatch):

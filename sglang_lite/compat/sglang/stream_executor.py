@@ -127,7 +127,7 @@ class StreamExecutor:
 
     @property
     def text_(self) -> str:
-        return self._player.transcript.collect_text()
+        return self._player.transcript.text_so_far()
 
     @property
     def messages_(self) -> list[dict[str, Json]]:

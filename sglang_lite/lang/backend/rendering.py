@@ -241,7 +241,7 @@ def _messages(turns: Sequence[Message], family: str, tools: PromptTools) -> list
 
 
 # Each prompt of an agent has all its earlier turns. Long ones are few, and are read each time.
-_remember_turns = lru_cache(maxsize=8192)
+_remember_turns = lru_cache(maxsize=4096)
 _LONG = 4_096
 
 

@@ -84,8 +84,8 @@ class Transcript:
     """
 
     __slots__ = (
-        "_cached_pieces", "_joined", "_joined_pieces", "_span_cache", "earlier", "forks", "has_images", "log",
-        "matcher", "messages", "mixed", "pieces", "start", "turn", "turn_ends",
+        "_cached_pieces", "_counted", "_joined", "_joined_pieces", "_length", "_span_cache", "_user_turns", "earlier",
+        "forks", "has_images", "log", "matcher", "messages", "mixed", "pieces", "start", "turn", "turn_ends",
     )  # fmt: skip
 
     def __init__(self, log: TextLog | None = None) -> None:
@@ -100,6 +100,9 @@ class Transcript:
         self._cached_pieces = 0  # … and the number of pieces that they cover
         self._joined = ""  # text of the first pieces …
         self._joined_pieces = 0  # … and the number of these pieces
+        self._user_turns: list[tuple[int, int]] = []  # see _shared_message_counts …
+        self._length = 0  # … characters of the messages after the last of these turns …
+        self._counted = 0  # … and the number of messages that they cover
         self.mixed = self.has_images = False
         self.start = 0
         self.forks: tuple[int, ...] = ()
@@ -218,6 +221,9 @@ class Transcript:
         self._cached_pieces = 0
         self._joined = ""
         self._joined_pieces = 0
+        self._user_turns = []
+        self._length = 0
+        self._counted = 0
         self.mixed, self.has_images = (
             not {str}.issuperset(map(type, self.pieces)),
             Media in map(type, self.pieces),
@@ -306,6 +312,12 @@ class Transcript:
             self._joined_pieces = len(self.pieces)
         return self._joined
 
+    def text_so_far(self) -> str:
+        """Returns the text for a reader that may be in another thread. Leaves the cache alone, which
+        belongs to the thread that plays the branch.
+        """
+        return text_without_images(self.pieces)
+
     def prompt(self, *, same_model: bool = True) -> Prompt:
         """Builds the prompt that a backend continues.
 
@@ -338,14 +350,13 @@ class Transcript:
 
         The last turn usually belongs to a single prompt.
         """
-        found = list[tuple[int, int]]()
-        length = 0
-        for count, message in enumerate(self.messages):
-            if count and message.role == "user":
-                found.append((length, count))
-                length = 0
-            length += len(message.text)
-        before = [count for _, count in sorted(found, reverse=True)]
+        for message in self.messages[self._counted :]:
+            if self._counted and message.role == "user":
+                self._user_turns.append((self._length, self._counted))
+                self._length = 0
+            self._length += len(message.text)
+            self._counted += 1
+        before = [count for _, count in sorted(self._user_turns, reverse=True)]
         return tuple(dict.fromkeys(count for count in (*reversed(self.forks), *before) if count))
 
     def _prompt_spans(self, same_model: bool) -> tuple[Span, ...]:
