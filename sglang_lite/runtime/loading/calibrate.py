@@ -106,6 +106,11 @@ def calibrate(
             "one by one.",
             hint="Quantise it without calibrate.",
         )
+    if spec.has_running_maxima:
+        raise ModelError(
+            f"{folder}: its layers keep states, which weren't tried with texts of a calibration.",
+            hint="Quantise it without calibrate.",
+        )
     model.release_small_batch_step()
     batches = _make_batches(
         [loaded.tokenizer.encode(text)[: min(_TOKENS, loaded.context_length)] for text in texts]

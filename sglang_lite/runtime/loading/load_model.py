@@ -814,6 +814,11 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) ->
             "whose states replicas were not tried with",
         ),
         ("kv_dtype", config.kv_dtype == "fp8", "with which 8-bit keys were not tried"),
+        (
+            "mamba_ssm_dtype",
+            config.mamba_ssm_dtype != "float32" and spec.has_running_maxima,
+            "whose running maxima need float32",
+        ),
     ):
         if wrong:
             raise ParameterError(name, f"{what}, {why}.", hint="Leave it out.")

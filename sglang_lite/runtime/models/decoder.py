@@ -32,6 +32,7 @@ from sglang_lite.runtime.models.layers.linear import Linear
 from sglang_lite.runtime.models.layers.low_rank import add_linear, with_additions
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import Rotation, rotate
+from sglang_lite.runtime.models.layers.rwkv import mix_channels
 from sglang_lite.runtime.models.layers.state_mixer import mix_states
 from sglang_lite.runtime.models.layers.state_steps import ON_CPU
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
@@ -45,6 +46,7 @@ from sglang_lite.runtime.models.spec import (
     LatentSpec,
     ModelSpec,
     StateSpec,
+    WkvSpec,
 )
 from sglang_lite.runtime.models.weight_reader import Layer, WeightReader
 from sglang_lite.runtime.models.weights.source import WeightSource
@@ -446,8 +448,14 @@ class Decoder:
             x = x + self._scale_output(layer, self._feed_apart(layer, x, record))
         elif layer.spec.feeds:
             normed = self._norm(x, layer.mlp_norm)
-            h = _feed_forward(layer, normed, lora, record, given)
-            h = self._norm(self.layer_ranks.sum(h), layer.post_mlp_norm)
+            gate: torch.Tensor | None = None
+            fed = normed
+            if layer.channel_mix is not None:
+                fed, gate = self._mix_channels(index, layer, normed, plan, cache)
+            h = _feed_forward(layer, fed, lora, record, given)
+            h = self._norm(
+                self.layer_ranks.sum(h if gate is None else h * gate), layer.post_mlp_norm
+            )
             x = self._add_output(layer, _residual(layer, x, normed, 1), h, layer.mlp_sum)
         if given is not None and layer.spec.input_size:
             x = x + self._feed_input(layer, x, given)
@@ -639,6 +647,21 @@ class Decoder:
         ranks = self.layer_ranks
         return mix_states(spec, layer.state, product, waves, states, ranks, self.state_steps)
 
+    def _mix_channels(
+        self,
+        index: int,
+        layer: Layer,
+        x: torch.Tensor,
+        plan: AttentionPlan | DevicePlan,
+        cache: KVCache,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the input [T, hidden_size] of a feed-forward that mixes the input rows x with
+        those of the tokens before, and the gate of its output.
+        """
+        assert layer.channel_mix is not None
+        states = cache.states[index]
+        return mix_channels(layer.channel_mix, x, plan.states, states, self.state_steps)
+
     def _attention(
         self,
         index: int,
@@ -658,7 +681,8 @@ class Decoder:
             out = gated_conv(layer.kernel, product, plan, cache, index)
             return _project("output", layer.output, out, lora)
         if isinstance(spec, StateSpec):
-            product = _project("qkv", layer.qkv, x, lora)
+            inside = isinstance(spec, WkvSpec)  # projects its input itself
+            product = x if inside else _project("qkv", layer.qkv, x, lora)
             mixed = self._mix_states(spec, layer, product, plan.states, cache.states[index])
             return _project("output", layer.output, mixed, lora)
         cos, sin, query_scale = rotation

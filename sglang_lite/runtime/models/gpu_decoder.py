@@ -28,6 +28,7 @@ from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
 from sglang_lite.runtime.kernels.short_conv import short_conv
 from sglang_lite.runtime.kernels.state_conv import state_conv
+from sglang_lite.runtime.kernels.wkv_scan import wkv_scan
 from sglang_lite.runtime.models.decoder import Decoder
 from sglang_lite.runtime.models.gpu_ranks import GpuRanks, LogitParts, broadcast_last_stage
 from sglang_lite.runtime.models.layers.adapted_linear import Rows, adapted_rows, with_adapters
@@ -55,6 +56,7 @@ from sglang_lite.runtime.models.spec import (
     MixerSpec,
     ModelSpec,
     StateSpec,
+    WkvSpec,
 )
 from sglang_lite.runtime.models.weight_reader import Layer
 from sglang_lite.runtime.parallel.layout import Parallel
@@ -72,7 +74,13 @@ class GpuDecoder(Decoder):
 
     fused = True
     state_steps = StateSteps(
-        state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan, mamba1_scan
+        state_conv=state_conv,
+        delta_rates=delta_rates,
+        delta_scan=delta_scan,
+        gate_heads=gate_heads,
+        mamba2_scan=mamba2_scan,
+        mamba1_scan=mamba1_scan,
+        wkv_scan=wkv_scan,
     )
     vocab_block = BLOCK
     cuts_embedding = False
@@ -300,16 +308,24 @@ class GpuDecoder(Decoder):
                     x, scales = self._scale_output(layer, x), None
                 else:
                     carried = None if given is None else given[:, i]
+                    gate: torch.Tensor | None = None
+                    fed = normed
+                    if layer.channel_mix is not None:
+                        assert isinstance(normed, torch.Tensor), "not in 8 bits"
+                        fed, gate = self._mix_channels(i, layer, normed, plan, cache)
                     x, scales = self._feed_forward(
-                        layer, normed, peers, len(residual), record, carried
+                        layer, fed, peers, len(residual), record, carried
                     )
+                    if gate is not None:
+                        x = (x if scales is None else _apply_scales(x, scales)) * gate
+                        scales = None
                     x, scales = self._finish_block(layer, layer.post_mlp_norm, x, scales)
                     if layer.mlp_sum is not None:
                         x = _weigh_sum(x, scales, residual, layer.mlp_sum)
                         scales = None
             if layer.layer_scale is not None:
                 assert x is not None
-                assert scales is None, "what comes out has been normalised"
+                assert scales is None, "what comes out has been normalised or gated"
                 residual.add_(x)
                 if given is not None:
                     residual.add_(self._feed_input(layer, residual, given[:, i]))
@@ -378,8 +394,8 @@ class GpuDecoder(Decoder):
         """Returns the 8-bit types that a layer's attention and feed-forward accept for this many
         rows, or None for 16 bits.
         """
-        if layer.spec.norms == "residual":  # which needs the rows in 16 bits
-            return None, None
+        if layer.spec.norms == "residual" or layer.channel_mix is not None:
+            return None, None  # these need the rows in 16 bits
         fed = layer.feed_forward if layer.shared is None else None  # ranks exchange rows of 16 bits
         first = (
             as_gpu_product(layer.qkv).eight_bit_input_type(rows)
@@ -473,8 +489,11 @@ class GpuDecoder(Decoder):
         attention kernels can't apply. Returns the output, and any scales that are still to be
         applied.
         """
-        product = as_gpu_product(layer.qkv)
         spec = layer.spec.attention
+        if isinstance(spec, WkvSpec):  # projects its input itself
+            assert isinstance(rows, torch.Tensor), "not in 8 bits"
+            return rows, None
+        product = as_gpu_product(layer.qkv)
         if _attention_kernel_prepares(spec, self.spec.norm) and not spec.output_gate:
             return product.multiply_unscaled(rows)
         assert isinstance(rows, torch.Tensor), "not in 8 bits"

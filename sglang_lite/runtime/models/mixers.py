@@ -20,11 +20,13 @@ from sglang_lite.runtime.models.spec import (
     MixerSpec,
     NoMixerSpec,
     RgLruSpec,
+    WkvSpec,
 )
 
 _ATTENTION = "full_attention"
 _WINDOW = "sliding_attention"
 _STATE = "linear_attention"
+_RWKV_EPSILON = 1e-5  # of the last norm, whatever the config says
 _BLOCK = "hybrid"
 _EARLIER_NAMES = {"attention": _ATTENTION, "mamba": _STATE}  # of types of layers
 _NEMOTRON_LETTERS = {"M": _STATE, "E": "moe", "*": _ATTENTION, "-": "mlp"}
@@ -240,6 +242,29 @@ def recurrent_gemma_mixer(config: Config, layer: int) -> RgLruSpec | None:
     if width % blocks:
         raise ValueError(f"lru_width {width} can't be divided into {blocks} blocks")
     return RgLruSpec(blocks, width // blocks, config["conv1d_width"])
+
+
+def rwkv_mixer(config: Config, layer: int) -> WkvSpec:
+    if config["rms_norm_eps"] != _RWKV_EPSILON:
+        raise ValueError(f"layer_norm_epsilon other than {_RWKV_EPSILON:g} is not supported")
+    hidden = config["hidden_size"]
+    return WkvSpec(hidden, config.get("attention_hidden_size") or hidden)
+
+
+def rwkv_layer(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
+    """Returns fields of LayerSpec. The hidden states are halved after every few layers, and what
+    later layers add to them is scaled to match. This changes what the epsilons of norms do.
+    """
+    period = config["rescale_every"]
+    if period <= 0:
+        return {}
+    ends = (layer + 1) % period == 0
+    return {"residual_scale": 0.5 ** (layer // period), "result_scale": 0.5 if ends else 1.0}
+
+
+def rwkv_size(config: Config) -> dict[str, Json]:
+    """Returns the size of channel mixing for configs that omit it."""
+    return {"intermediate_size": 4 * config["hidden_size"]}
 
 
 def _step_rank(config: Config, field: str) -> int:

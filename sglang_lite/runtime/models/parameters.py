@@ -25,6 +25,7 @@ from sglang_lite.runtime.models.spec import (
     ModelSpec,
     NoMixerSpec,
     RgLruSpec,
+    WkvSpec,
 )
 
 
@@ -160,6 +161,18 @@ _NAMES: Mapping[str, str] = {
     "lru_forget_offset": "temporal_block.rg_lru.recurrent_gate_bias",
     "lru_decay": "temporal_block.rg_lru.recurrent_param",
     "lru_out": "temporal_block.linear_out",
+    "wkv_k": "attention.key",
+    "wkv_v": "attention.value",
+    "wkv_r": "attention.receptance",
+    "wkv_mix_k": "attention.time_mix_key[0,0]",
+    "wkv_mix_v": "attention.time_mix_value[0,0]",
+    "wkv_mix_r": "attention.time_mix_receptance[0,0]",
+    "wkv_decay": "attention.time_decay",
+    "wkv_first": "attention.time_first",
+    "wkv_out": "attention.output",
+    "channel_mix_k": "feed_forward.time_mix_key[0,0]",
+    "channel_mix_r": "feed_forward.time_mix_receptance[0,0]",
+    "channel_r": "feed_forward.receptance",
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
@@ -212,7 +225,10 @@ _NAMES: Mapping[str, str] = {
 DELTA_KERNELS = ("delta_kernel_q", "delta_kernel_k", "delta_kernel_v")
 MAMBA1_NORMS = ("mamba_low_norm", "mamba_b_norm", "mamba_c_norm")
 MAMBA2_KERNELS = ("mamba_kernel_x", "mamba_kernel_b", "mamba_kernel_c")
+WKV_MIXES = ("wkv_mix_k", "wkv_mix_v", "wkv_mix_r")
+CHANNEL_MIXES = ("channel_mix_k", "channel_mix_r")
 _MIDDLE = "[0,0,:,0]"  # ends the name of a vector that is stored [1, 1, size, 1]
+_LAST = "[0,0]"  # ends the name of a vector that is stored [1, 1, size]
 # attribute of a layer -> roles of the vectors that change a block's output and the residual
 RESIDUAL_WEIGHTS = {
     f"{block}_sum": tuple(
@@ -326,6 +342,9 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
         if feed_forward.activation == "xielu":
             for role in XIELU_ROLES:
                 yield names.array(role, (1,) if "alpha" in role else ())
+        if feed_forward.mixed:
+            yield from (names.vector(role, spec.hidden_size, suffix="") for role in CHANNEL_MIXES)
+            yield from names.matrices({"channel_r": spec.hidden_size}, spec.hidden_size, bias=False)
     else:
         yield from _expert_parameters(names, feed_forward, spec.hidden_size)
 
@@ -374,6 +393,8 @@ def _mixer_parameters(
         yield from _mamba1_parameters(names, a, hidden)
     elif isinstance(a, RgLruSpec):
         yield from _rg_lru_parameters(names, a, hidden)
+    elif isinstance(a, WkvSpec):
+        yield from _wkv_parameters(names, a, hidden)
     elif not isinstance(a, NoMixerSpec):
         yield from (
             _latent_parameters(names, a, hidden)
@@ -543,6 +564,17 @@ def _rg_lru_parameters(names: _Names, lru: RgLruSpec, hidden: int) -> Iterator[P
     yield from names.matrices({"lru_out": hidden}, lru.size, bias=True)
 
 
+def _wkv_parameters(names: _Names, wkv: WkvSpec, hidden: int) -> Iterator[ParameterSpec]:
+    for role in WKV_MIXES:
+        yield names.vector(role, hidden, suffix="")
+    yield from names.matrices(
+        dict.fromkeys(("wkv_k", "wkv_v", "wkv_r"), wkv.size), hidden, bias=False
+    )
+    for role in ("wkv_decay", "wkv_first"):
+        yield names.vector(role, wkv.size, suffix="")
+    yield from names.matrices({"wkv_out": hidden}, wkv.size, bias=False)
+
+
 def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
@@ -563,7 +595,7 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
         return "mamba_x", "mamba_z"
     if isinstance(spec, RgLruSpec):
         return "lru_x", "lru_y"
-    if isinstance(spec, NoMixerSpec):
+    if isinstance(spec, NoMixerSpec | WkvSpec):  # WkvSpec's have inputs of their own
         return ()
     gate = ("output_gating",) if spec.output_gate else ()
     return "q" if spec.query_rank is None else "q_a", "kv_a", *gate
@@ -579,6 +611,8 @@ def output_projection_role(spec: MixerSpec) -> str:
         return "mamba_out"
     if isinstance(spec, RgLruSpec):
         return "lru_out"
+    if isinstance(spec, WkvSpec):
+        return "wkv_out"
     return "conv_out" if isinstance(spec, ConvSpec) else "o"
 
 
@@ -640,6 +674,10 @@ class _Names:
         if path.endswith(_MIDDLE):
             name = path.removesuffix(_MIDDLE) + suffix
             piece = CheckpointSlice(name, (1, 1, size, 1), (0, 0, slice(None), 0))
+            return ParameterSpec(role, (size,), (piece,), self._layer)
+        if path.endswith(_LAST):
+            name = path.removesuffix(_LAST) + suffix
+            piece = CheckpointSlice(name, (1, 1, size), (0, 0, slice(None)))
             return ParameterSpec(role, (size,), (piece,), self._layer)
         name = path.removesuffix("[0]")
         piece = (

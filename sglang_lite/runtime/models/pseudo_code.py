@@ -23,6 +23,7 @@ from sglang_lite.runtime.models.spec import (
     ModelSpec,
     RgLruSpec,
     RopeSpec,
+    WkvSpec,
 )
 
 _COMMENTS_AT = 64  # column
@@ -147,6 +148,8 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
         yield f"x = x + {norm}(({act}(x @ Wg) * inputs[layer]) @ Wp)", f"through {layer.input_size}"
     if layer.scaled:
         yield "x = x * layer_scale", "a learnt number"
+    if layer.result_scale != 1:
+        yield f"x = x * {layer.result_scale:.4g}", ""
 
 
 def _block_lines(spec: ModelSpec, layer: LayerSpec, block: BlockSpec) -> Iterator[tuple[str, str]]:
@@ -180,6 +183,8 @@ def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
         yield from _state_space_lines(mixer, "a")
     elif isinstance(mixer, RgLruSpec):
         yield from _rg_lru_lines(mixer)
+    elif isinstance(mixer, WkvSpec):
+        yield from _wkv_lines(mixer)
     elif isinstance(mixer, AttentionSpec):
         yield from _attention_lines(mixer, norm)
 
@@ -389,6 +394,15 @@ def _rg_lru_lines(lru: RgLruSpec) -> Iterator[tuple[str, str]]:
     yield "a = (S * gelu(y)) @ Wout", "with bias"
 
 
+def _wkv_lines(wkv: WkvSpec) -> Iterator[tuple[str, str]]:
+    yield "hk, hv, hr = mix(h, h_before)", "with the token before, by learnt shares"
+    yield "k, v, r = hk @ Wk, hv @ Wv, hr @ Wr", f"{wkv.size:,} channels"
+    yield "a = (A + exp(first + k) v) / (B + exp(first + k))", "A and B after the token before"
+    yield "A = exp(-exp(decay)) A + exp(k) v", "of each channel, never overflows"
+    yield "B = exp(-exp(decay)) B + exp(k)", ""
+    yield "a = (sigmoid(r) * a) @ Wo", ""
+
+
 def _conv_lines(conv: ConvSpec) -> Iterator[tuple[str, str]]:
     bias = ", with biases" if conv.bias else ""
     yield "b, c, x = h @ Wb, h @ Wc, h @ Wx", f"{conv.size:,} channels{bias}"
@@ -406,6 +420,11 @@ def _feed_forward_lines(
     if isinstance(feed_forward, DenseSpec):
         act = feed_forward.activation
         bias = ", with biases" if feed_forward.bias else ""
+        if feed_forward.mixed:
+            yield "hk, hr = mix(h, h_before)", "with the token before, by learnt shares"
+            notes = f"through {feed_forward.size:,}"
+            yield f"f = sigmoid(hr @ Wr) * ({act}(hk @ up) @ down)", notes
+            return
         gate = "h @ gate"
         if feed_forward.gate_scale != 1:
             gate = f"{feed_forward.gate_scale:.4g} * {gate}"

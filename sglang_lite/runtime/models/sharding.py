@@ -32,6 +32,7 @@ from sglang_lite.runtime.models.spec import (
     NoMixerSpec,
     RgLruSpec,
     SharedMixerSpec,
+    WkvSpec,
 )
 from sglang_lite.runtime.parallel.layout import Parallel
 from sglang_lite.runtime.parallel.placement import ExpertPlacement
@@ -205,6 +206,8 @@ def _mixer_problem(a: MixerSpec, tp: int, *, even: bool) -> str | None:
         return None
     if isinstance(a, AttentionSpec) and a.taps is not None and tp > 1:
         return "attention with convolutions"
+    if isinstance(a, WkvSpec) and tp > 1:
+        return "time mixing"
     kv_heads = a.heads if isinstance(a, LatentSpec) else a.kv_heads
     uneven = kv_heads % tp if kv_heads >= tp else (a.heads // kv_heads) % (tp // kv_heads)
     whole = isinstance(a, Mamba1Spec)  # ranks have whole groups of channels
@@ -239,7 +242,7 @@ def _layer_spec_of_rank(
 
 
 def _mixer_spec_of_rank(a: MixerSpec, parallel: Parallel) -> MixerSpec:
-    if isinstance(a, NoMixerSpec):
+    if isinstance(a, NoMixerSpec | WkvSpec):
         return a
     heads, kv_heads = head_shares(a, parallel)
     if isinstance(a, ConvSpec):
@@ -397,6 +400,8 @@ def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> Rank
         return _mamba1_part(matrix, heads, kv_heads)
     if isinstance(a, RgLruSpec):
         return _rg_lru_part(a, matrix, heads)
+    if isinstance(a, WkvSpec):  # which ranks don't share
+        return None
     if isinstance(a, LatentSpec):
         size = {
             "q": a.query_size,

@@ -697,6 +697,54 @@ class RgLruSpec(_WithoutKeys):
 
 
 @dataclass(frozen=True, slots=True)
+class WkvSpec(_WithoutKeys):
+    """Time mixing of RWKV, which its layers have in the place of attention (arXiv:2305.13048).
+
+    A token's normalised hidden state h and that of the token before, h', are mixed by learnt vectors:
+    x_k = mix_k h + (1 - mix_k) h', and x_v and x_r likewise. With projections k, v and r of them, a
+    channel's output is an average of the values so far, in which the current one has a bonus:
+
+        out = sigmoid(r) (A + exp(first + k) v) / (B + exp(first + k))
+        A <- exp(-exp(decay)) A + exp(k) v
+        B <- exp(-exp(decay)) B + exp(k)
+
+    A and B are kept divided by the exponential of a third number, so that nothing overflows. A
+    sequence has one state, of a constant size, for all of its tokens.
+
+    Attributes:
+        inputs: elements of h.
+        size: number of channels.
+    """
+
+    inputs: int
+    size: int
+    value_size: ClassVar[int] = 1  # of each channel
+
+    @property
+    def heads(self) -> int:
+        """Number of channels."""
+        return self.size
+
+    @property
+    def kv_heads(self) -> int:
+        return self.size
+
+    @property
+    def state(self) -> StatePlanes:
+        """The tail has the inputs of time mixing, and then those of channel mixing."""
+        return StatePlanes(1, 2 * self.inputs, (3, self.size))
+
+    @property
+    def activation_elements(self) -> int:
+        """Activation elements that the layer needs per token at its peak."""
+        return 10 * self.inputs + 5 * self.size
+
+    def weight_elements(self, hidden: int) -> int:
+        """Counts the elements of the weight matrices, those of channel mixing's gate included."""
+        return 4 * hidden * self.size + hidden * hidden
+
+
+@dataclass(frozen=True, slots=True)
 class NoMixerSpec(_WithoutKeys):
     """Stands in for attention in a layer that is only a feed-forward (Nemotron-H)."""
 
@@ -706,7 +754,7 @@ class NoMixerSpec(_WithoutKeys):
         return 0
 
 
-StateSpec: TypeAlias = DeltaSpec | LightningSpec | Mamba2Spec | Mamba1Spec | RgLruSpec
+StateSpec: TypeAlias = DeltaSpec | LightningSpec | Mamba2Spec | Mamba1Spec | RgLruSpec | WkvSpec
 SharedMixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec | StateSpec  # over ranks
 MixerSpec: TypeAlias = SharedMixerSpec | NoMixerSpec
 
@@ -724,6 +772,8 @@ class DenseSpec:
             activation applies to the up projection.
         gate_scale: factor of the gate, before the activation.
         inner_scale: factor of the input of the down projection.
+        mixed: whether inputs are mixed with those of the token before, as in `WkvSpec`, and outputs
+            are multiplied by the sigmoid of a projection (channel mixing of RWKV).
     """
 
     size: int
@@ -732,6 +782,7 @@ class DenseSpec:
     gated: bool = True
     gate_scale: float = 1.0
     inner_scale: float = 1.0
+    mixed: bool = False
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
@@ -893,6 +944,7 @@ class LayerSpec:
             attention's (Falcon-H1), or None. With `block`, it runs after attention and the
             feed-forward.
         scaled: whether the layer's result, residual included, is multiplied by a learnt number.
+        result_scale: constant factor of the layer's result, residual included.
         input_size: elements of an input that the layer gets for each token besides the residual; 0
             for none. At the layer's end, the residual is multiplied by a matrix and activated. The
             result is multiplied by this input, projected, normalised and added to the residual.
@@ -910,6 +962,7 @@ class LayerSpec:
     parallel: Literal["", "one norm", "two norms"] = ""
     beside: Mamba2Spec | Mamba1Spec | None = None
     scaled: bool = False
+    result_scale: float = 1.0
     input_size: int = 0
     residual_weights: bool = False
     block: BlockSpec | None = None
@@ -1103,6 +1156,11 @@ class ModelSpec:
     def states(self) -> tuple[StatePlanes | None, ...]:
         """State that each layer keeps of a sequence; None for a layer without a recurrent state."""
         return tuple(layer.state for layer in self.layers)
+
+    @property
+    def has_running_maxima(self) -> bool:
+        """True if states have logarithms of the largest numbers so far."""
+        return any(isinstance(layer.attention, WkvSpec) for layer in self.layers)
 
     @property
     def kv_layout(self) -> KVLayout:

@@ -32,6 +32,7 @@ from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameters import (
     ATTENTION_ADDITION,
+    CHANNEL_MIXES,
     DELTA_KERNELS,
     EMBEDDING_WEIGHTS,
     FEED_FORWARD_ADDITION,
@@ -39,6 +40,7 @@ from sglang_lite.runtime.models.parameters import (
     MAMBA2_KERNELS,
     RESIDUAL_WEIGHTS,
     ROUTER_MATRICES,
+    WKV_MIXES,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
@@ -83,6 +85,9 @@ _STATE = {
     "lru_forget": "forget",
     "lru_forget_offset": "forget_offset",
     "lru_decay": "decay",
+    **dict.fromkeys(WKV_MIXES, "mixes"),
+    "wkv_decay": "decay",
+    "wkv_first": "first",
 }
 # roles of linear layers among a state's weights -> attribute
 _STATE_PRODUCTS = {
@@ -90,6 +95,9 @@ _STATE_PRODUCTS = {
     "mamba_steps": "steps",
     "delta_z_high": "gate",
     "delta_a_high": "decays",
+    "wkv_k": "key",
+    "wkv_v": "value",
+    "wkv_r": "receptance",
 }
 _LATENT = frozenset(("q_a_norm", "q_b", "kv_a_norm", "kv_b"))
 _OTHERS = {
@@ -99,6 +107,8 @@ _OTHERS = {
     "lightning_out": "output",
     "mamba_out": "output",
     "lru_out": "output",
+    "wkv_out": "output",
+    **dict.fromkeys((*CHANNEL_MIXES, "channel_r"), "channel_mix"),
     "conv_kernel": "kernel",
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
@@ -365,6 +375,9 @@ class WeightParts:
         if role in ("router_carry", "router_inner_norm"):
             router = _router_mlp(layer)
             return router.carry if role == "router_carry" else router.norm
+        if role in CHANNEL_MIXES:
+            assert layer.channel_mix is not None
+            return layer.channel_mix.mixes[CHANNEL_MIXES.index(role)]
         if role == "conv_kernel":
             assert layer.kernel is not None
             return layer.kernel[-1] if is_bias else layer.kernel[:-1].T
@@ -414,6 +427,8 @@ class WeightParts:
         if isinstance(weights, Mamba1Weights) and role in MAMBA1_NORMS:
             return weights.norms[MAMBA1_NORMS.index(role)]
         found: torch.Tensor = getattr(weights, _STATE[role])
+        if role in WKV_MIXES:
+            return found[WKV_MIXES.index(role)]
         if _STATE[role] != "kernel":
             size = parameter.shape[0]
             return found.narrow(0, int(group) * size, size) if group else found
@@ -517,6 +532,9 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
         return getattr(layer, role), (role,), None
     if role in _ADDITIONS:
         return _product_of_addition(getattr(layer, _ADDITIONS[role]), role)
+    if role == "channel_r":
+        assert layer.channel_mix is not None
+        return layer.channel_mix.receptance, (role,), None
     if role in _STATE_PRODUCTS:
         return getattr(layer.state, _STATE_PRODUCTS[role]), (role,), None
     beside = layer.spec.beside

@@ -26,16 +26,19 @@ from sglang_lite.runtime.models.layers.mamba import Mamba1Weights, Mamba2Weights
 from sglang_lite.runtime.models.layers.rg_lru import RgLruWeights
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
+from sglang_lite.runtime.models.layers.rwkv import ChannelMix, WkvWeights, delay_kernel
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import (
     ATTENTION_ADDITION,
+    CHANNEL_MIXES,
     DELTA_KERNELS,
     EMBEDDING_WEIGHTS,
     FEED_FORWARD_ADDITION,
     MAMBA2_KERNELS,
     RESIDUAL_WEIGHTS,
     ROUTER_MATRICES,
+    WKV_MIXES,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
@@ -66,6 +69,7 @@ from sglang_lite.runtime.models.spec import (
     DeltaSpec,
     DenseSpec,
     ExpertsSpec,
+    FeedForwardSpec,
     LatentSpec,
     LayerSpec,
     LightningSpec,
@@ -75,6 +79,7 @@ from sglang_lite.runtime.models.spec import (
     ModelSpec,
     RgLruSpec,
     StateSpec,
+    WkvSpec,
 )
 from sglang_lite.runtime.models.weights.blocks import Blocks
 from sglang_lite.runtime.models.weights.source import EncodedMatrix, Weight, WeightSource
@@ -124,12 +129,13 @@ class Layer:
             expert's and of the experts' outputs.
         inputs_first, inputs_output, inputs_norm: matrices of the layer's own inputs, and weight of
             the norm after them.
-        layer_scale: [1], factor of the layer's result.
+        layer_scale: [1], factor of the layer's result, learnt or constant.
         qkv_addition, gate_up_addition: additions to the first projections of a block's attention
             and feed-forward, or None.
         block_output, beside_norm: linear layer from a block to the input of the state space, and
             weight of the norm after it.
         convolutions: weights of attention's convolutions, or None.
+        channel_mix: what changes the input and the output of RWKV's channel mixing, or None.
         attention_sum, mlp_sum: [4, hidden_size], shift and factor of a block's output, then of the
             residual, or None.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each rank
@@ -166,6 +172,7 @@ class Layer:
     block_output: Linear
     beside_norm: torch.Tensor | None
     convolutions: CcaWeights | None
+    channel_mix: ChannelMix | None
     attention_sum: torch.Tensor | None
     mlp_sum: torch.Tensor | None
     shared: SharedFeedForward | None = None
@@ -400,7 +407,7 @@ class WeightReader:
                 self._linear(
                     table, input_projection_roles(attention), order=deinterleave_order(attention)
                 )
-                if spec.mixes
+                if input_projection_roles(attention)
                 else missing_linear
             ),
             "q_norm": lambda: self._head_norm(table, "q_norm", attention),
@@ -459,12 +466,9 @@ class WeightReader:
                 self._linear(table, ("inputs_output",)) if spec.input_size else missing_linear
             ),
             "inputs_norm": lambda: norm("inputs_norm"),
-            "layer_scale": lambda: (
-                self._read_numbers(table, "layer_scale").to(self.precision.compute)
-                if spec.scaled
-                else None
-            ),
+            "layer_scale": lambda: self._build_layer_scale(table, spec),
             "convolutions": lambda: self._build_convolutions(table, attention),
+            "channel_mix": lambda: self._build_channel_mix(table, fed),
             "attention_sum": lambda: self._residual_weights(table, spec, "attention_sum"),
             "mlp_sum": lambda: self._residual_weights(table, spec, "mlp_sum"),
             "qkv_addition": lambda: self._build_addition(table, ATTENTION_ADDITION),
@@ -493,6 +497,23 @@ class WeightReader:
             second_bias=self._read_numbers(table, "second_taps_bias"),
             scale=self._read_numbers(table, "key_factor"),
             values=spec.projected_values // 2,
+        )
+
+    def _build_layer_scale(self, table: Table, spec: LayerSpec) -> torch.Tensor | None:
+        if spec.scaled:
+            return self._read_numbers(table, "layer_scale").to(self.precision.compute)
+        if spec.result_scale == 1.0:
+            return None
+        return torch.full((1,), spec.result_scale, dtype=self.precision.compute, device=self.device)
+
+    def _build_channel_mix(self, table: Table, spec: FeedForwardSpec) -> ChannelMix | None:
+        if not isinstance(spec, DenseSpec) or not spec.mixed:
+            return None
+        mixes = [self._read_numbers(table, role) for role in CHANNEL_MIXES]
+        return ChannelMix(
+            torch.stack(mixes).to(self.precision.compute),
+            self._linear(table, ("channel_r",)),
+            delay_kernel(self.spec.hidden_size, self.device),
         )
 
     def _residual_weights(self, table: Table, spec: LayerSpec, part: str) -> torch.Tensor | None:
@@ -568,6 +589,8 @@ class WeightReader:
             return self._build_mamba1_weights(table, spec)
         if isinstance(spec, RgLruSpec):
             return self._build_rg_lru_weights(table)
+        if isinstance(spec, WkvSpec):
+            return self._build_wkv_weights(table, spec)
         return None if spec is None else self._build_mamba2_weights(table, spec)
 
     def _build_mamba1_weights(self, table: Table, spec: Mamba1Spec) -> Mamba1Weights:
@@ -626,6 +649,20 @@ class WeightReader:
             decay=decay,
             rate=-8 * functional.softplus(decay).unsqueeze(1),
             d=torch.zeros_like(decay),
+        )
+
+    def _build_wkv_weights(self, table: Table, spec: WkvSpec) -> WkvWeights:
+        decay = self._read_numbers(table, "wkv_decay")
+        mixes = [self._read_numbers(table, role) for role in WKV_MIXES]
+        return WkvWeights(
+            mixes=torch.stack(mixes).to(self.precision.compute),
+            delay=delay_kernel(spec.inputs, self.device),
+            key=self._linear(table, ("wkv_k",)),
+            value=self._linear(table, ("wkv_v",)),
+            receptance=self._linear(table, ("wkv_r",)),
+            decay=decay,
+            rate=-decay.exp(),
+            first=self._read_numbers(table, "wkv_first"),
         )
 
     def _sensitive_linear(self, table: Table, role: str) -> Linear:

@@ -94,6 +94,7 @@ from sglang_lite.runtime.kernels.state_conv import state_conv
 from sglang_lite.runtime.kernels.state_rows import StateRows
 from sglang_lite.runtime.kernels.tiled import MAX_ROWS, can_tile, linear_by_tiles, linear_split_k
 from sglang_lite.runtime.kernels.two_shot import PartPeers, sum_parts
+from sglang_lite.runtime.kernels.wkv_scan import wkv_scan
 
 DEVICE = torch.device("meta")
 PAGE, KV_HEADS, GROUP = 16, 2, 4
@@ -620,6 +621,15 @@ def state_spaces(dtype: torch.dtype) -> None:
         mamba1_scan(x, b, b, x, empty(2560, 1), d, empty(8, 2560, 1), rows)
 
 
+def time_mixing(dtype: torch.dtype) -> None:
+    """Of the size of RWKV-4-7B, whose tails have the inputs of two blocks."""
+    for rows in STATE_ROWS:
+        x = empty(64, 4096, dtype=dtype)
+        tails = empty(8, 1, 8192, dtype=dtype)
+        state_conv(x, empty(3, 4096), tails[:, :, :4096], rows, activation=False)
+        wkv_scan(x, x, x, empty(4096), empty(4096), empty(8, 3, 4096), rows)
+
+
 def adapters(dtype: torch.dtype) -> None:
     """Products of adapters of Llama-8B's size, of a few tokens and of many."""
     step = LoraStep(ints(9), ints(8, 4), ints(8), ())
@@ -674,6 +684,7 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "convolutions": convolutions,
     "delta rules": delta_rules,
     "state spaces": state_spaces,
+    "time mixing": time_mixing,
     "latents": latents,
     "latents fp8": lambda dtype: latents(dtype, FLOAT8),
 }

@@ -76,6 +76,23 @@ def mamba1_loop(inputs, state):
     return out
 
 
+def wkv_loop(inputs, state):
+    k, v, r, rate, first = (each.double() for each in inputs)
+    total, weight, peak = state
+    peak[weight == 0] = -torch.inf
+    out = torch.empty_like(v)
+    for t in range(len(v)):
+        top = torch.maximum(peak, k[t] + first)
+        old, new = (peak - top).exp(), (k[t] + first - top).exp()
+        out[t] = r[t].sigmoid() * (old * total + new * v[t]) / (old * weight + new)
+        top = torch.maximum(peak + rate, k[t])
+        old, new = (peak + rate - top).exp(), (k[t] - top).exp()
+        total.copy_(old * total + new * v[t])
+        weight.copy_(old * weight + new)
+        peak.copy_(top)
+    return out
+
+
 def conv_loop(inputs, tail, activation=True):
     x, kernel = (each.double() for each in inputs)
     window = len(kernel) - 1
@@ -149,6 +166,18 @@ def rg_lru(tokens, dtype=torch.float32, decay="", channels=40):
     return mamba1(tokens, dtype, decay, channels, n=1)
 
 
+def wkv(tokens, dtype=torch.float32, decay="", channels=40):
+    """Keys of hundreds if decays are extreme, whose exponentials are infinite."""
+    rate = {"none": torch.full((channels,), -1e-30), "strong": torch.full((channels,), -50.0)}.get(
+        decay, -torch.rand(channels)
+    )
+    keys = torch.randn(tokens, channels) * (200 if decay else 1)
+    of_tokens = (keys, *(torch.randn(tokens, channels) for _ in range(2)))
+    states = torch.randn(PLACES, 3, channels)
+    states[:, 1] = 1 + states[:, 1].abs()
+    return [each.to(dtype) for each in of_tokens], (rate, torch.randn(channels)), states
+
+
 def conv(tokens, dtype=torch.float32, decay="", channels=40, window=4):
     kernel = torch.randn(window + 1, channels)
     return (
@@ -164,6 +193,7 @@ KINDS = {
     "mamba2": ("mamba2_scan", mamba2, mamba2_loop),
     "mamba1": ("mamba1_scan", mamba1, mamba1_loop),
     "rg-lru": ("mamba1_scan", rg_lru, mamba1_loop),
+    "wkv": ("wkv_scan", wkv, wkv_loop),
     "conv": ("state_conv", conv, conv_loop),
 }
 
@@ -257,4 +287,5 @@ CASES = {
     "mamba2_step": lambda run: _step(mamba2, run),
     "mamba2_scan": lambda run: _case(mamba2, run, "decoding", "mixed"),
     "mamba1_scan": lambda run: _case(mamba1, run, "decoding", "mixed"),
+    "wkv_scan": lambda run: _case(wkv, run, "decoding", "mixed"),
 }

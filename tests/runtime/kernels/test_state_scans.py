@@ -13,11 +13,13 @@ from sglang_lite.runtime.kernels import delta_scan as delta_kernels
 from sglang_lite.runtime.kernels import mamba1_scan as mamba1_kernels
 from sglang_lite.runtime.kernels import mamba2_scan as mamba2_kernels
 from sglang_lite.runtime.kernels import state_conv as conv_kernels
+from sglang_lite.runtime.kernels import wkv_scan as wkv_kernels
 from sglang_lite.runtime.kernels.reference import delta_scan as delta_twin
 from sglang_lite.runtime.kernels.reference import mamba1_scan as mamba1_twin
 from sglang_lite.runtime.kernels.reference import mamba2_scan as mamba2_twin
 from sglang_lite.runtime.kernels.reference import state_conv as conv_twin
-from sglang_lite.runtime.models.layers import delta_scan, mamba_scan, state_conv
+from sglang_lite.runtime.kernels.reference import wkv_scan as wkv_twin
+from sglang_lite.runtime.models.layers import delta_scan, mamba_scan, state_conv, wkv_scan
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.recurrences import (
     KINDS,
@@ -39,18 +41,21 @@ LAYERS: dict[str, Callable[..., torch.Tensor]] = {
     "delta_scan": delta_scan.delta_scan,
     "mamba2_scan": mamba_scan.mamba2_scan,
     "mamba1_scan": mamba_scan.mamba1_scan,
+    "wkv_scan": wkv_scan.wkv_scan,
 }
 TWINS: dict[str, Callable[..., torch.Tensor]] = {
     "state_conv": conv_twin.state_conv,
     "delta_scan": delta_twin.delta_scan,
     "mamba2_scan": mamba2_twin.mamba2_scan,
     "mamba1_scan": mamba1_twin.mamba1_scan,
+    "wkv_scan": wkv_twin.wkv_scan,
 }
 KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "state_conv": conv_kernels.state_conv,
     "delta_scan": delta_kernels.delta_scan,
     "mamba2_scan": mamba2_kernels.mamba2_scan,
     "mamba1_scan": mamba1_kernels.mamba1_scan,
+    "wkv_scan": wkv_kernels.wkv_scan,
 }
 ON_CPU = pytest.mark.parametrize("of", [LAYERS, TWINS], ids=["layers", "twins"])
 

@@ -407,6 +407,10 @@ FAMILIES: dict[str, Any] = {
         num_heads=4, head_dim=16, n_groups=1, use_bias=True, use_conv_bias=False, tie_word_embeddings=True)),
     "mamba": ("MambaForCausalLM", ALONE),
     "falcon-mamba": ("FalconMambaForCausalLM", ALONE | dict(time_step_rank=5, use_bias=True, mixer_rms_eps=1e-3)),
+    "rwkv": ("RwkvForCausalLM", dict(
+        rescale_every=2, attention_hidden_size=40, use_cache=False)),  # transformers caches states of hidden_size
+    "rwkv-plain": ("RwkvForCausalLM", dict(
+        intermediate_size=None, rescale_every=0, tie_word_embeddings=True)),
     "recurrent-gemma": ("RecurrentGemmaForCausalLM", dict(
         block_types=["recurrent", "attention"], attention_window_size=9, attention_bias=True, intermediate_size=96,
         logits_soft_cap=3.0, tie_word_embeddings=False)),
@@ -441,12 +445,17 @@ OTHER_KERNELS = (
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
     "falcon-h1", "falcon-h1-norms", "zamba", "zamba2", "zaya", "zaya-windows", "jamba", "minimax", "lara-mini", "kimi-linear",
-    "bailing-hybrid", "mamba2", "falcon-mamba", "recurrent-gemma", "gemma4", "gemma4-values",
+    "bailing-hybrid", "mamba2", "falcon-mamba", "rwkv", "rwkv-plain", "recurrent-gemma", "gemma4", "gemma4-values",
     "gemma4-moe", "gemma4-e4b", "gemma4-inputs",
 )  # fmt: skip
 
 
-COMPUTED = (".slope_rate", "_decay")  # ends of names of tensors that the config determines
+COMPUTED = (
+    ".slope_rate",
+    ".query_decay",
+    ".key_decay",
+    ".diagonal_decay",
+)  # ends of names of tensors that the config determines
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -509,8 +518,9 @@ def limit(reference: "PreTrainedModel | Adapted") -> float:
 
 
 def keeps_states(reference: PreTrainedModel) -> bool:
-    return bool(
-        {"linear_attention", "hybrid"} & set(getattr(reference.config, "layer_types", None) or ())
+    kinds = set(getattr(reference.config, "layer_types", None) or ())
+    return bool({"linear_attention", "hybrid"} & kinds) or hasattr(
+        reference.config, "rescale_every"
     )
 
 
@@ -927,6 +937,7 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
         ("zamba2", {"use_long_context": True}, "use_long_context is not supported by our code"),
         ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings false is not supported"),
         ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset 3 names none"),
+        ("rwkv", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon other than 1e-05 is not"),
         ("jamba", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),
         ("minimax", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),
         ("minimax", {"layer_types": ["linear_attention"] * 3}, "no layer has full_attention"),

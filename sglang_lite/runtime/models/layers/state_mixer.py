@@ -18,6 +18,7 @@ from sglang_lite.runtime.models.layers.mamba import (
     mamba2,
 )
 from sglang_lite.runtime.models.layers.rg_lru import RgLruWeights, rg_lru
+from sglang_lite.runtime.models.layers.rwkv import WkvWeights, mix_times
 from sglang_lite.runtime.models.layers.state_steps import StateSteps
 from sglang_lite.runtime.models.spec import (
     DeltaSpec,
@@ -25,11 +26,12 @@ from sglang_lite.runtime.models.spec import (
     Mamba1Spec,
     RgLruSpec,
     StateSpec,
+    WkvSpec,
 )
 from sglang_lite.runtime.parallel.collectives import Collectives
 
 StateWeights: TypeAlias = (
-    DeltaWeights | LightningWeights | Mamba2Weights | Mamba1Weights | RgLruWeights
+    DeltaWeights | LightningWeights | Mamba2Weights | Mamba1Weights | RgLruWeights | WkvWeights
 )
 
 
@@ -47,7 +49,7 @@ def mix_states(
     Args:
         spec: specification of the layer.
         weights: its weights besides the projections.
-        product: its input projections, side by side [T, outputs].
+        product: its input projections, side by side [T, outputs]; for RWKV, the input itself.
         waves: the step's rows, and the places of their states.
         states: states of the layer (written).
         ranks: collectives of the ranks that share the layer.
@@ -69,5 +71,8 @@ def mix_states(
     if isinstance(spec, RgLruSpec):
         assert isinstance(weights, RgLruWeights)
         return rg_lru(spec, weights, product, waves, states, steps)
+    if isinstance(spec, WkvSpec):
+        assert isinstance(weights, WkvWeights)
+        return mix_times(weights, product, waves, states, steps)
     assert isinstance(weights, Mamba2Weights)
     return mamba2(spec, weights, product, waves, states, ranks, steps)

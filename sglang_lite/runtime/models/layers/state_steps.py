@@ -12,6 +12,7 @@ from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
 from sglang_lite.runtime.models.layers.delta_scan import delta_scan
 from sglang_lite.runtime.models.layers.mamba_scan import mamba1_scan, mamba2_scan
 from sglang_lite.runtime.models.layers.state_conv import state_conv
+from sglang_lite.runtime.models.layers.wkv_scan import wkv_scan
 
 
 class StateSteps(NamedTuple):
@@ -25,9 +26,18 @@ class StateSteps(NamedTuple):
     gate_heads: Callable[..., torch.Tensor]
     mamba2_scan: Callable[..., torch.Tensor]
     mamba1_scan: Callable[..., torch.Tensor]
+    wkv_scan: Callable[..., torch.Tensor]
 
 
-ON_CPU = StateSteps(state_conv, delta_rates, delta_scan, gate_heads, mamba2_scan, mamba1_scan)
+ON_CPU = StateSteps(
+    state_conv=state_conv,
+    delta_rates=delta_rates,
+    delta_scan=delta_scan,
+    gate_heads=gate_heads,
+    mamba2_scan=mamba2_scan,
+    mamba1_scan=mamba1_scan,
+    wkv_scan=wkv_scan,
+)
 
 
 def compute_waves(

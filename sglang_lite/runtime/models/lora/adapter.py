@@ -45,6 +45,7 @@ from sglang_lite.runtime.models.spec import (
     LayerSpec,
     ModelSpec,
     NoMixerSpec,
+    WkvSpec,
 )
 from sglang_lite.runtime.models.weights.folder import pickled_tensors
 from sglang_lite.runtime.models.weights.ranges import DTYPES, LocalRanges, read_header
@@ -149,7 +150,8 @@ def _roles_by_product(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
     """
     products: dict[str, tuple[str, ...]] = {}
     mixer = layer.attention
-    if layer.block is not None:  # which layers share
+    # layers share blocks, and time mixing's matrices have inputs of their own
+    if layer.block is not None or isinstance(mixer, WkvSpec):
         return products
     if not isinstance(mixer, LatentSpec | NoMixerSpec):
         products = {
