@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
+PANEL = 16  # columns of a matrix memory that share a copy of its normaliser and running maximum
+
 
 @dataclass(frozen=True, slots=True)
 class Plane:

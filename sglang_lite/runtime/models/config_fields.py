@@ -148,6 +148,7 @@ CONFIG: Mapping[str, Field] = {
     ), _integer_field(1, MAX_POSITIONS)),
     **dict.fromkeys((
         "rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps", "layer_norm_epsilon", "mixer_rms_eps",
+        "eps",
     ), Field("number", 0.0, 1.0)),
     **dict.fromkeys(("conv_L_cache", "linear_conv_kernel_dim", "short_conv_kernel_size"), _integer_field(1, 64)),
     "kda_lower_bound": Field("number", -1e30, 0.0),
@@ -162,7 +163,9 @@ CONFIG: Mapping[str, Field] = {
     **dict.fromkeys(("attn_layer_period", "expert_layer_period"), _integer_field(1, 10_000)),
     **dict.fromkeys(("attn_layer_offset", "expert_layer_offset"), _integer_field(0, 10_000)),
     **dict.fromkeys(("mlp_multipliers", "ssm_multipliers"), Field("numbers", _SMALL, 1e30)),
-    **dict.fromkeys(("lru_width", "attention_hidden_size"), _integer_field(1, 1 << 20)),
+    **dict.fromkeys(("lru_width", "attention_hidden_size", "embedding_dim"), _integer_field(1, 1 << 20)),
+    "num_blocks": _integer_field(1, 10_000),
+    "ffn_round_up_to_multiple_of": _integer_field(1, 1 << 16),
     "rescale_every": _integer_field(-10_000, 10_000),
     "mamba_d_ssm": _integer_field(1, 1 << 24),
     "attn_layer_indices": Field("wholes", 0, 10_000),
@@ -191,7 +194,7 @@ CONFIG: Mapping[str, Field] = {
         "softmax_scale", "lm_head_multiplier", "key_multiplier", "attention_in_multiplier", "attention_out_multiplier",
         "ssm_in_multiplier", "ssm_out_multiplier", "full_attn_alpha_factor", "full_attn_beta_factor",
         "linear_attn_alpha_factor", "linear_attn_beta_factor", "mlp_alpha_factor", "mlp_beta_factor",
-        "logits_soft_cap",
+        "logits_soft_cap", "qk_dim_factor", "v_dim_factor", "ffn_proj_factor", "gate_soft_cap", "output_logit_soft_cap",
     ), _positive_number_field()),
     **dict.fromkeys(("router_jitter_noise", "time_step_min"), Field("number", 0.0, 1e30)),
     "rotary_pct": _positive_number_field(1.0),
@@ -206,6 +209,7 @@ CONFIG: Mapping[str, Field] = {
     **dict.fromkeys((
         "hidden_act", "hidden_activation", "topk_method", "mamba_hidden_act", "mlp_hidden_act",
         "hybrid_override_pattern", "position_embedding_type", "hidden_mamba_act",
+        "weight_mode", "inference_state_dtype",
     ), _TEXT),
     **dict.fromkeys((
         "use_sliding_window", "is_causal", "tie_word_embeddings",
@@ -218,6 +222,7 @@ CONFIG: Mapping[str, Field] = {
         "use_sandwich_norm", "use_attention_gate", "alibi", "attn_temperature_tuning",
         "mamba_conv_bias", "mamba_proj_bias", "use_conv_bias", "mamba_rms_norm", "mamba_norm_before_gate",
         "projectors_bias", "kda_safe_gate", "add_bias_linear", "use_shared_attention_adapter", "use_mem_rope",
+        "add_out_norm", "norm_reduction_force_float32",
     ), _FLAG),
     "use_bidirectional_attention": Field("switch"),
     "no_rope_layers": Field("wholes", 0, 1),

@@ -50,6 +50,8 @@ from sglang_lite.runtime.models.mixers import (
     rwkv_layer,
     rwkv_mixer,
     rwkv_size,
+    xlstm_mixer,
+    xlstm_size,
     zamba2_fields,
     zamba2_layer,
     zamba2_mixer,
@@ -1095,6 +1097,20 @@ _HUNYUAN_NORMS = {"q_norm": "self_attn.query_layernorm", "k_norm": "self_attn.ke
 _BEFORE_FEED_FORWARD = {"mlp_norm": "pre_feedforward_layernorm"}
 _MERGED_MLP = dict.fromkeys(("gate", "up"), "mlp.gate_up_proj")
 
+
+def _xlstm_left_out(config: Config) -> str:
+    supported = {
+        "weight_mode": "single",
+        "use_bias": False,
+        "add_out_norm": True,
+        "norm_reduction_force_float32": True,
+        "inference_state_dtype": "float32",
+    }
+    wrong = (name for name, value in supported.items() if config.get(name, value) != value)
+    name = next(wrong, None)
+    return "" if name is None else f"{name} {str(config[name]).lower()}"
+
+
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(("LlamaForCausalLM",), biases=_ALL),
     "mistral": Family(
@@ -1706,6 +1722,18 @@ FAMILIES: Mapping[str, Family] = {
         names={"embedding": "rwkv.embeddings", "embedding_norm": "rwkv.blocks.0.pre_ln", "layers": "rwkv.blocks",
                "norm": "rwkv.ln_out", "head": "head", "input_norm": "ln1", "mlp_norm": "ln2",
                "up": "feed_forward.key", "down": "feed_forward.value"},
+    ),
+    "xlstm": Family(
+        ("xLSTMForCausalLM",),
+        {**_ALONE, "num_heads": 8, "qk_dim_factor": 0.5, "v_dim_factor": 1.0, "ffn_proj_factor": 2.667,
+         "ffn_round_up_to_multiple_of": 64, "gate_soft_cap": 15.0, "output_logit_soft_cap": 30.0, "norm_eps": 1e-6,
+         "eps": 1e-6, "tie_word_embeddings": False},
+        aliases={"hidden_size": "embedding_dim", "num_hidden_layers": "num_blocks"}, computed=xlstm_size,
+        dense_size="rounded_size", mixer=xlstm_mixer, left_out=_xlstm_left_out,
+        model_fields=lambda c: {"rms_eps": c["norm_eps"], "logit_softcap": c["output_logit_soft_cap"]},
+        names={"embedding": "backbone.embeddings", "layers": "backbone.blocks", "norm": "backbone.out_norm",
+               "input_norm": "norm_mlstm", "mlp_norm": "norm_ffn", "gate": "ffn.proj_up_gate",
+               "up": "ffn.proj_up", "down": "ffn.proj_down"},
     ),
     "recurrent_gemma": Family(
         ("RecurrentGemmaForCausalLM",),

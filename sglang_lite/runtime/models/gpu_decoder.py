@@ -23,6 +23,7 @@ from sglang_lite.runtime.kernels.latent_store import latent_store
 from sglang_lite.runtime.kernels.lora_weights import LoraStep
 from sglang_lite.runtime.kernels.mamba1_scan import mamba1_scan
 from sglang_lite.runtime.kernels.mamba2_scan import mamba2_scan
+from sglang_lite.runtime.kernels.mlstm_scan import mlstm_scan
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.rope_store import rope_store
 from sglang_lite.runtime.kernels.sampling import BLOCK
@@ -81,6 +82,7 @@ class GpuDecoder(Decoder):
         mamba2_scan=mamba2_scan,
         mamba1_scan=mamba1_scan,
         wkv_scan=wkv_scan,
+        mlstm_scan=mlstm_scan,
     )
     vocab_block = BLOCK
     cuts_embedding = False

@@ -18,6 +18,7 @@ from sglang_lite.runtime.models.spec import (
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
+    MlstmSpec,
     NoMixerSpec,
     RgLruSpec,
     WkvSpec,
@@ -265,6 +266,33 @@ def rwkv_layer(config: Config, layer: int) -> dict[str, Any]:  # fields of any t
 def rwkv_size(config: Config) -> dict[str, Json]:
     """Returns the size of channel mixing for configs that omit it."""
     return {"intermediate_size": 4 * config["hidden_size"]}
+
+
+def xlstm_mixer(config: Config, layer: int) -> MlstmSpec:
+    for ours, theirs in (("hidden_size", "embedding_dim"), ("num_hidden_layers", "num_blocks")):
+        if config.get(theirs) not in (None, config[ours]):
+            raise ValueError(f"{theirs} {config[theirs]} is not {ours} {config[ours]}")
+    hidden = config["hidden_size"]
+    heads = config["num_heads"]
+    keys = int(hidden * config["qk_dim_factor"])
+    values = int(hidden * config["v_dim_factor"])
+    if keys < heads or values < heads or keys % heads or values % heads:
+        raise ValueError(f"keys of {keys} and values of {values} don't make {heads} num_heads")
+    return MlstmSpec(
+        heads,
+        keys // heads,
+        values // heads,
+        gate_cap=float(config["gate_soft_cap"]),
+        eps=float(config["eps"]),
+        norm_eps=float(config["norm_eps"]),
+    )
+
+
+def xlstm_size(config: Config) -> dict[str, Json]:
+    """Returns the size of feed-forwards, a rounded multiple of the hidden size."""
+    unit = config["ffn_round_up_to_multiple_of"]
+    size = int((config["hidden_size"] * config["ffn_proj_factor"] + unit - 1) // unit) * unit
+    return {"rounded_size": size, "intermediate_size": size}
 
 
 def _step_rank(config: Config, field: str) -> int:

@@ -22,6 +22,7 @@ from sglang_lite.runtime.models.spec import (
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
+    MlstmSpec,
     ModelSpec,
     NoMixerSpec,
     RgLruSpec,
@@ -173,6 +174,12 @@ _NAMES: Mapping[str, str] = {
     "channel_mix_k": "feed_forward.time_mix_key[0,0]",
     "channel_mix_r": "feed_forward.time_mix_receptance[0,0]",
     "channel_r": "feed_forward.receptance",
+    **{f"mlstm_{role}": f"mlstm_layer.{role}" for role in ("q", "k", "v")},
+    "mlstm_z": "mlstm_layer.ogate_preact",
+    "mlstm_i": "mlstm_layer.igate_preact",
+    "mlstm_f": "mlstm_layer.fgate_preact",
+    "mlstm_norm": "mlstm_layer.multihead_norm",
+    "mlstm_out": "mlstm_layer.out_proj",
     "attention_out_norm": "post_attention_layernorm",
     "mlp_norm": "post_attention_layernorm",
     "gate": "mlp.gate_proj",
@@ -395,6 +402,8 @@ def _mixer_parameters(
         yield from _rg_lru_parameters(names, a, hidden)
     elif isinstance(a, WkvSpec):
         yield from _wkv_parameters(names, a, hidden)
+    elif isinstance(a, MlstmSpec):
+        yield from _mlstm_parameters(names, a, hidden)
     elif not isinstance(a, NoMixerSpec):
         yield from (
             _latent_parameters(names, a, hidden)
@@ -575,6 +584,13 @@ def _wkv_parameters(names: _Names, wkv: WkvSpec, hidden: int) -> Iterator[Parame
     yield from names.matrices({"wkv_out": hidden}, wkv.size, bias=False)
 
 
+def _mlstm_parameters(names: _Names, a: MlstmSpec, hidden: int) -> Iterator[ParameterSpec]:
+    for role, size in zip(input_projection_roles(a), a.projections):
+        yield from names.matrices({role: size}, hidden, bias=role in ("mlstm_i", "mlstm_f"))
+    yield names.vector("mlstm_norm", a.heads * a.value_size)
+    yield from names.matrices({"mlstm_out": hidden}, a.heads * a.value_size, bias=False)
+
+
 def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
@@ -595,6 +611,8 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
         return "mamba_x", "mamba_z"
     if isinstance(spec, RgLruSpec):
         return "lru_x", "lru_y"
+    if isinstance(spec, MlstmSpec):
+        return "mlstm_q", "mlstm_k", "mlstm_v", "mlstm_z", "mlstm_i", "mlstm_f"
     if isinstance(spec, NoMixerSpec | WkvSpec):  # WkvSpec's have inputs of their own
         return ()
     gate = ("output_gating",) if spec.output_gate else ()
@@ -613,6 +631,8 @@ def output_projection_role(spec: MixerSpec) -> str:
         return "lru_out"
     if isinstance(spec, WkvSpec):
         return "wkv_out"
+    if isinstance(spec, MlstmSpec):
+        return "mlstm_out"
     return "conv_out" if isinstance(spec, ConvSpec) else "o"
 
 

@@ -20,6 +20,7 @@ from sglang_lite.runtime.models.spec import (
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
+    MlstmSpec,
     ModelSpec,
     RgLruSpec,
     RopeSpec,
@@ -185,6 +186,8 @@ def _mixer_lines(mixer: MixerSpec, norm: str) -> Iterator[tuple[str, str]]:
         yield from _rg_lru_lines(mixer)
     elif isinstance(mixer, WkvSpec):
         yield from _wkv_lines(mixer)
+    elif isinstance(mixer, MlstmSpec):
+        yield from _mlstm_lines(mixer)
     elif isinstance(mixer, AttentionSpec):
         yield from _attention_lines(mixer, norm)
 
@@ -401,6 +404,19 @@ def _wkv_lines(wkv: WkvSpec) -> Iterator[tuple[str, str]]:
     yield "A = exp(-exp(decay)) A + exp(k) v", "of each channel, never overflows"
     yield "B = exp(-exp(decay)) B + exp(k)", ""
     yield "a = (sigmoid(r) * a) @ Wo", ""
+
+
+def _mlstm_lines(mlstm: MlstmSpec) -> Iterator[tuple[str, str]]:
+    sizes = f"{mlstm.heads} heads of {mlstm.key_size}, values of {mlstm.value_size}"
+    yield "q, k, v, z = h @ Wq / sqrt(size), h @ Wk, h @ Wv, h @ Wz", sizes
+    gate = f"{mlstm.gate_cap:g} * tanh((h @ {{0}} + {{1}}) / {mlstm.gate_cap:g})"
+    yield f"i = {gate.format('Wi', 'bi')}", ""
+    yield f"f = log(sigmoid({gate.format('Wf', 'bf')}))", ""
+    yield "m, old = max(f + m, i), m", "of each head, from the token before"
+    yield "C = exp(f + old - m) C + exp(i - m) k v^T", ""
+    yield "n = exp(f + old - m) n + exp(i - m) k", ""
+    yield f"a = C^T q / (max(|n q|, exp(-m)) + {mlstm.eps:g})", ""
+    yield "a = (layer_norm(a) * sigmoid(z)) @ Wo", "each head is normalised by itself"
 
 
 def _conv_lines(conv: ConvSpec) -> Iterator[tuple[str, str]]:

@@ -28,6 +28,7 @@ from sglang_lite.runtime.models.spec import (
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
+    MlstmSpec,
     ModelSpec,
     NoMixerSpec,
     RgLruSpec,
@@ -258,7 +259,7 @@ def _mixer_spec_of_rank(a: MixerSpec, parallel: Parallel) -> MixerSpec:
     if isinstance(a, Mamba2Spec):
         sharers = max(parallel.tp // a.groups, 1)
         return replace(a, heads=len(heads), groups=len(kv_heads), sharers=sharers)
-    if isinstance(a, LatentSpec | RgLruSpec):
+    if isinstance(a, LatentSpec | RgLruSpec | MlstmSpec):
         return replace(a, heads=len(heads))
     slopes = a.slopes[heads.start : heads.stop]
     return replace(a, heads=len(heads), kv_heads=len(kv_heads), slopes=slopes)
@@ -400,6 +401,8 @@ def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> Rank
         return _mamba1_part(matrix, heads, kv_heads)
     if isinstance(a, RgLruSpec):
         return _rg_lru_part(a, matrix, heads)
+    if isinstance(a, MlstmSpec):
+        return _mlstm_part(a, matrix, heads)
     if isinstance(a, WkvSpec):  # which ranks don't share
         return None
     if isinstance(a, LatentSpec):
@@ -467,6 +470,15 @@ def _rg_lru_part(a: RgLruSpec, matrix: str, blocks: range) -> RankPart | None:
     channels = dict.fromkeys(("x", "y", "kernel", "decay"), a.value_size)
     size = {**gates, **channels}.get(name)
     return None if size is None else _scale_range("outputs", blocks, size)
+
+
+def _mlstm_part(a: MlstmSpec, matrix: str, heads: range) -> RankPart | None:
+    """Returns the part of a parameter for a rank's heads."""
+    name = matrix.removeprefix("mlstm_")
+    size = {"q": a.key_size, "k": a.key_size, "v": a.value_size, "z": a.value_size}.get(name)
+    if matrix.startswith("mlstm_"):
+        size = {"i": 1, "f": 1, "norm": a.value_size}.get(name, size)
+    return None if size is None else _scale_range("outputs", heads, size)
 
 
 def _scale_range(axis: Literal["outputs", "inputs"], units: range, size: int = 1) -> RankPart:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal, TypeAlias
 
-from sglang_lite.runtime.kernels.kv_layout import KVLayout, Plane, StatePlanes
+from sglang_lite.runtime.kernels.kv_layout import PANEL, KVLayout, Plane, StatePlanes
 from sglang_lite.runtime.models.config_fields import Json
 
 
@@ -745,6 +745,68 @@ class WkvSpec(_WithoutKeys):
 
 
 @dataclass(frozen=True, slots=True)
+class MlstmSpec(_WithoutKeys):
+    """Matrix memory of xLSTM, which its layers have in the place of attention (mLSTM,
+    arXiv:2405.04517).
+
+    Queries, keys and values are projections of a token's hidden state. Each head has a memory C,
+    which maps keys to values, a normaliser n and a running maximum m. A token changes them and
+    reads them by
+
+        i, f = cap(i), log(sigmoid(cap(f))),  cap(x) = gate_cap * tanh(x / gate_cap)
+        m' = max(f + m, i)
+        C <- exp(f + m - m') C + exp(i - m') k v^T
+        n <- exp(f + m - m') n + exp(i - m') k
+        h = C^T q / (max(|n q|, exp(-m')) + eps),  with q scaled by key_size ** -0.5
+        out = layer_norm(h) * sigmoid(z)
+
+    with further projections i, f and z. A sequence has one state, of a constant size, for all of its
+    tokens. Of each head, it has C [key_size, value_size], and then, for each `PANEL` columns of C, a
+    copy of n, and then a copy of m.
+
+    Attributes:
+        heads: number of heads.
+        key_size, value_size: elements of a head's query and key, and of its value.
+        gate_cap: largest absolute value of i and f.
+        eps: epsilon of the division.
+        norm_eps: epsilon of the norm of each head's outputs.
+    """
+
+    heads: int
+    key_size: int
+    value_size: int
+    gate_cap: float
+    eps: float
+    norm_eps: float
+
+    @property
+    def kv_heads(self) -> int:
+        return self.heads
+
+    @property
+    def projections(self) -> tuple[int, ...]:
+        """Outputs of the projections q, k, v, z, i and f."""
+        keys = self.heads * self.key_size
+        values = self.heads * self.value_size
+        return keys, keys, values, values, self.heads, self.heads
+
+    @property
+    def state(self) -> StatePlanes:
+        panels = -(-self.value_size // PANEL)
+        numbers = self.key_size * self.value_size + panels * (self.key_size + 1)
+        return StatePlanes(0, self.heads, (self.heads, numbers))
+
+    @property
+    def activation_elements(self) -> int:
+        """Activation elements that the layer needs per token at its peak. Some are in float32."""
+        return 2 * sum(self.projections) + 8 * self.heads * self.value_size
+
+    def weight_elements(self, hidden: int) -> int:
+        """Counts the elements of the weight matrices."""
+        return hidden * (sum(self.projections) + self.heads * self.value_size)
+
+
+@dataclass(frozen=True, slots=True)
 class NoMixerSpec(_WithoutKeys):
     """Stands in for attention in a layer that is only a feed-forward (Nemotron-H)."""
 
@@ -754,7 +816,9 @@ class NoMixerSpec(_WithoutKeys):
         return 0
 
 
-StateSpec: TypeAlias = DeltaSpec | LightningSpec | Mamba2Spec | Mamba1Spec | RgLruSpec | WkvSpec
+StateSpec: TypeAlias = (
+    DeltaSpec | LightningSpec | Mamba2Spec | Mamba1Spec | RgLruSpec | WkvSpec | MlstmSpec
+)
 SharedMixerSpec: TypeAlias = AttentionSpec | LatentSpec | ConvSpec | StateSpec  # over ranks
 MixerSpec: TypeAlias = SharedMixerSpec | NoMixerSpec
 
@@ -1160,7 +1224,7 @@ class ModelSpec:
     @property
     def has_running_maxima(self) -> bool:
         """True if states have logarithms of the largest numbers so far."""
-        return any(isinstance(layer.attention, WkvSpec) for layer in self.layers)
+        return any(isinstance(layer.attention, WkvSpec | MlstmSpec) for layer in self.layers)
 
     @property
     def kv_layout(self) -> KVLayout:

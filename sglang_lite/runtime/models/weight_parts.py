@@ -86,6 +86,7 @@ _STATE = {
     "lru_forget_offset": "forget_offset",
     "lru_decay": "decay",
     **dict.fromkeys(WKV_MIXES, "mixes"),
+    "mlstm_norm": "norm",
     "wkv_decay": "decay",
     "wkv_first": "first",
 }
@@ -108,6 +109,7 @@ _OTHERS = {
     "mamba_out": "output",
     "lru_out": "output",
     "wkv_out": "output",
+    "mlstm_out": "output",
     **dict.fromkeys((*CHANNEL_MIXES, "channel_r"), "channel_mix"),
     "conv_kernel": "kernel",
     "attention_out_norm": "post_attention_norm",

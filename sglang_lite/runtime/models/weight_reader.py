@@ -23,6 +23,7 @@ from sglang_lite.runtime.models.layers.linear import Linear, missing_linear, sta
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.low_rank import LowRank
 from sglang_lite.runtime.models.layers.mamba import Mamba1Weights, Mamba2Weights
+from sglang_lite.runtime.models.layers.mlstm import MlstmWeights
 from sglang_lite.runtime.models.layers.rg_lru import RgLruWeights
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
@@ -76,6 +77,7 @@ from sglang_lite.runtime.models.spec import (
     Mamba1Spec,
     Mamba2Spec,
     MixerSpec,
+    MlstmSpec,
     ModelSpec,
     RgLruSpec,
     StateSpec,
@@ -114,7 +116,7 @@ class Layer:
             the low-rank vector that they are projected from, then the latent and the rotated part
             of the key. Of a convolution: the projections b, c and x. Of the delta rule: q, k, v, z,
             b and a. Of lightning attention: q, k, v and z. Of Mamba 2: z, x, b, c and dt. Of
-            RG-LRU: x and y.
+            RG-LRU: x and y. Of mLSTM: q, k, v, z, i and f. Missing in RWKV.
         sinks: float32 [heads], scores of the attention sinks.
         latent: further matrices of latent attention.
         kernel: float32 [window + 1, channels], kernel of a convolution, and then its bias.
@@ -589,6 +591,9 @@ class WeightReader:
             return self._build_mamba1_weights(table, spec)
         if isinstance(spec, RgLruSpec):
             return self._build_rg_lru_weights(table)
+        if isinstance(spec, MlstmSpec):
+            norm = self._read_numbers(table, "mlstm_norm")
+            return MlstmWeights(norm.to(self.precision.compute))
         if isinstance(spec, WkvSpec):
             return self._build_wkv_weights(table, spec)
         return None if spec is None else self._build_mamba2_weights(table, spec)

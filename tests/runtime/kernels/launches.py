@@ -65,6 +65,7 @@ from sglang_lite.runtime.kernels.lora_own import own_expand, own_ranks, own_shri
 from sglang_lite.runtime.kernels.lora_weights import LoraStep, LoraWeights
 from sglang_lite.runtime.kernels.mamba1_scan import mamba1_scan
 from sglang_lite.runtime.kernels.mamba2_scan import mamba2_scan
+from sglang_lite.runtime.kernels.mlstm_scan import mlstm_scan
 from sglang_lite.runtime.kernels.norm import add_norm, add_norm_eight, norm, norm_eight
 from sglang_lite.runtime.kernels.packed_products import (
     add_parts,
@@ -630,6 +631,17 @@ def time_mixing(dtype: torch.dtype) -> None:
         wkv_scan(x, x, x, empty(4096), empty(4096), empty(8, 3, 4096), rows)
 
 
+def matrix_memories(dtype: torch.dtype) -> None:
+    """Of the size of xLSTM-7B."""
+    for rows in STATE_ROWS:
+        product = empty(64, 12_304, dtype=dtype)
+        q, k = (part.unflatten(1, (8, 256)) for part in product.split(2048, 1)[:2])
+        v = product[:, 4096:8192].unflatten(1, (8, 512))
+        gate = empty(64, 8)
+        states = empty(8, 8, 256 * 512 + 32 * 257)
+        mlstm_scan(q, k, v, gate, gate, states, rows, eps=1e-6)
+
+
 def adapters(dtype: torch.dtype) -> None:
     """Products of adapters of Llama-8B's size, of a few tokens and of many."""
     step = LoraStep(ints(9), ints(8, 4), ints(8), ())
@@ -685,6 +697,7 @@ OTHERS: dict[str, Callable[[torch.dtype], None]] = {
     "delta rules": delta_rules,
     "state spaces": state_spaces,
     "time mixing": time_mixing,
+    "matrix memories": matrix_memories,
     "latents": latents,
     "latents fp8": lambda dtype: latents(dtype, FLOAT8),
 }

@@ -3,6 +3,7 @@ the package, and cases of kernels.
 """
 
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch.nn import functional
@@ -93,6 +94,27 @@ def wkv_loop(inputs, state):
     return out
 
 
+def mlstm_loop(inputs, state, eps=1e-6):
+    q, k, v, enter, decay = (each.double() for each in inputs)
+    heads, dk = k.shape[1:]
+    dv = v.shape[2]
+    copies = -(-dv // 16)
+    out = torch.empty_like(v)
+    for h in range(heads):
+        memory = state[h, : dk * dv].view(dk, dv)
+        norm, peak = state[h, dk * dv :].split((copies * dk, copies))
+        for t in range(len(v)):
+            before, query = peak[0].clone(), q[t, h] / dk**0.5
+            peak[:] = torch.maximum(decay[t, h] + before, enter[t, h])
+            kept = (decay[t, h] + before - peak[0]).exp()
+            new = (enter[t, h] - peak[0]).exp() * k[t, h]
+            memory.copy_(kept * memory + torch.outer(new, v[t, h]))
+            norm.copy_(kept * norm + new.repeat(copies))
+            weight = torch.maximum((norm[:dk] @ query).abs(), (-peak[0]).exp())
+            out[t, h] = query @ memory / (weight + eps)
+    return out
+
+
 def conv_loop(inputs, tail, activation=True):
     x, kernel = (each.double() for each in inputs)
     window = len(kernel) - 1
@@ -178,6 +200,25 @@ def wkv(tokens, dtype=torch.float32, decay="", channels=40):
     return [each.to(dtype) for each in of_tokens], (rate, torch.randn(channels)), states
 
 
+def mlstm(tokens, dtype=torch.float32, decay="", heads=3, dims=(24, 40)):
+    """Gates of hundreds if decays are extreme, whose exponentials are infinite."""
+    dk, dv = dims
+    copies = -(-dv // 16)
+    of_tokens = (
+        torch.randn(tokens, heads, dk).to(dtype),
+        torch.randn(tokens, heads, dk).to(dtype),
+        torch.randn(tokens, heads, dv).to(dtype),
+        torch.randn(tokens, heads) * (200 if decay else 1),
+        gates(tokens, heads, decay=decay),
+    )
+    parts = (
+        torch.randn(PLACES, heads, dk * dv),
+        torch.randn(PLACES, heads, dk).repeat(1, 1, copies),
+        torch.randn(PLACES, heads, 1).expand(-1, -1, copies),
+    )
+    return of_tokens, (), torch.cat(parts, 2)
+
+
 def conv(tokens, dtype=torch.float32, decay="", channels=40, window=4):
     kernel = torch.randn(window + 1, channels)
     return (
@@ -194,6 +235,7 @@ KINDS = {
     "mamba1": ("mamba1_scan", mamba1, mamba1_loop),
     "rg-lru": ("mamba1_scan", rg_lru, mamba1_loop),
     "wkv": ("wkv_scan", wkv, wkv_loop),
+    "mlstm": ("mlstm_scan", mlstm, mlstm_loop),
     "conv": ("state_conv", conv, conv_loop),
 }
 
@@ -287,5 +329,6 @@ CASES = {
     "mamba2_step": lambda run: _step(mamba2, run),
     "mamba2_scan": lambda run: _case(mamba2, run, "decoding", "mixed"),
     "mamba1_scan": lambda run: _case(mamba1, run, "decoding", "mixed"),
+    "mlstm_scan": lambda run: _case(mlstm, partial(run, eps=1e-6), "decoding", "mixed"),
     "wkv_scan": lambda run: _case(wkv, run, "decoding", "mixed"),
 }

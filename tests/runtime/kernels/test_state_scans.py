@@ -4,6 +4,7 @@ CPU, in torch twins and in kernels.
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,14 +13,22 @@ import torch
 from sglang_lite.runtime.kernels import delta_scan as delta_kernels
 from sglang_lite.runtime.kernels import mamba1_scan as mamba1_kernels
 from sglang_lite.runtime.kernels import mamba2_scan as mamba2_kernels
+from sglang_lite.runtime.kernels import mlstm_scan as mlstm_kernels
 from sglang_lite.runtime.kernels import state_conv as conv_kernels
 from sglang_lite.runtime.kernels import wkv_scan as wkv_kernels
 from sglang_lite.runtime.kernels.reference import delta_scan as delta_twin
 from sglang_lite.runtime.kernels.reference import mamba1_scan as mamba1_twin
 from sglang_lite.runtime.kernels.reference import mamba2_scan as mamba2_twin
+from sglang_lite.runtime.kernels.reference import mlstm_scan as mlstm_twin
 from sglang_lite.runtime.kernels.reference import state_conv as conv_twin
 from sglang_lite.runtime.kernels.reference import wkv_scan as wkv_twin
-from sglang_lite.runtime.models.layers import delta_scan, mamba_scan, state_conv, wkv_scan
+from sglang_lite.runtime.models.layers import (
+    delta_scan,
+    mamba_scan,
+    mlstm_scan,
+    state_conv,
+    wkv_scan,
+)
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.recurrences import (
     KINDS,
@@ -42,6 +51,7 @@ LAYERS: dict[str, Callable[..., torch.Tensor]] = {
     "mamba2_scan": mamba_scan.mamba2_scan,
     "mamba1_scan": mamba_scan.mamba1_scan,
     "wkv_scan": wkv_scan.wkv_scan,
+    "mlstm_scan": partial(mlstm_scan.mlstm_scan, eps=1e-6),
 }
 TWINS: dict[str, Callable[..., torch.Tensor]] = {
     "state_conv": conv_twin.state_conv,
@@ -49,6 +59,7 @@ TWINS: dict[str, Callable[..., torch.Tensor]] = {
     "mamba2_scan": mamba2_twin.mamba2_scan,
     "mamba1_scan": mamba1_twin.mamba1_scan,
     "wkv_scan": wkv_twin.wkv_scan,
+    "mlstm_scan": partial(mlstm_twin.mlstm_scan, eps=1e-6),
 }
 KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "state_conv": conv_kernels.state_conv,
@@ -56,6 +67,7 @@ KERNELS: dict[str, Callable[..., torch.Tensor]] = {
     "mamba2_scan": mamba2_kernels.mamba2_scan,
     "mamba1_scan": mamba1_kernels.mamba1_scan,
     "wkv_scan": wkv_kernels.wkv_scan,
+    "mlstm_scan": partial(mlstm_kernels.mlstm_scan, eps=1e-6),
 }
 ON_CPU = pytest.mark.parametrize("of", [LAYERS, TWINS], ids=["layers", "twins"])
 
@@ -128,7 +140,8 @@ EXTREME = rows_of((100, 1, 1), (1, 2, 3))
 @pytest.mark.parametrize("decay", ["none", "strong"])
 @pytest.mark.parametrize("size", [1.0, 1e4])
 def test_extreme_decays_and_states_stay_exact(of, kind, decay, size):
-    check(of, kind, EXTREME, 1e-5, size=size, decay=decay)
+    # running maxima of 1e4 are float32, with a precision of 5e-4
+    check(of, kind, EXTREME, 1e-4 if kind == "mlstm" else 1e-5, size=size, decay=decay)
 
 
 @needs_kernels
@@ -139,7 +152,8 @@ def test_extreme_decays_and_states_stay_exact(of, kind, decay, size):
 @pytest.mark.parametrize("size", [1.0, 1e4])
 def test_extreme_decays_and_states_stay_exact_in_kernels(kind, decay, size):
     # sums of each channel's decays are float32: a thousand, with a precision of 6e-5
-    check(KERNELS, kind, EXTREME, 5e-4 if kind == "kimi" else 2e-5, size=size, decay=decay)
+    limit = {"kimi": 5e-4, "mlstm": 1e-4}.get(kind, 2e-5)
+    check(KERNELS, kind, EXTREME, limit, size=size, decay=decay)
 
 
 @ON_CPU
@@ -176,6 +190,7 @@ def test_a_row_in_pieces_gives_what_it_gives_whole_in_kernels(kind, cuts):
     check_pieces(KERNELS, kind, cuts)
 
 
+@pytest.mark.filterwarnings("ignore:(All-NaN slice|invalid value)")  # in the interpreter
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("lengths", [(1, 1), (3, 70)])
 @pytest.mark.parametrize(
@@ -219,6 +234,7 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
     "Kimi Linear": ("delta", {"heads": (2, 2), "dims": (128, 128), "by_channel": True}),
     "Nemotron-H": ("mamba2", {"heads": (4, 2), "dims": (64, 128)}),
     "Falcon-H1": ("mamba2", {"heads": (2, 1), "dims": (128, 256)}),
+    "xLSTM": ("mlstm", {"heads": 2, "dims": (256, 512)}),
 }
 
 

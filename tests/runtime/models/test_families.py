@@ -119,6 +119,7 @@ MINIMAX = dict(
     linear_attn_alpha_factor=3.6,
     mlp_alpha_factor=3.1,
 )
+XLSTM = dict(num_heads=4, use_cache=False)  # transformers caches states of other sizes
 MAMBA = dict(
     rms_norm_eps=0.03,
     mamba_n_heads=8,
@@ -411,6 +412,9 @@ FAMILIES: dict[str, Any] = {
         rescale_every=2, attention_hidden_size=40, use_cache=False)),  # transformers caches states of hidden_size
     "rwkv-plain": ("RwkvForCausalLM", dict(
         intermediate_size=None, rescale_every=0, tie_word_embeddings=True)),
+    "xlstm": ("xLSTMForCausalLM", XLSTM | dict(output_logit_soft_cap=4.0, gate_soft_cap=2.0, norm_eps=1e-3)),
+    "xlstm-wide": ("xLSTMForCausalLM", XLSTM | dict(
+        qk_dim_factor=1.0, v_dim_factor=3.0, chunk_size=16, ffn_round_up_to_multiple_of=8, eps=0.01)),
     "recurrent-gemma": ("RecurrentGemmaForCausalLM", dict(
         block_types=["recurrent", "attention"], attention_window_size=9, attention_bias=True, intermediate_size=96,
         logits_soft_cap=3.0, tie_word_embeddings=False)),
@@ -445,7 +449,8 @@ OTHER_KERNELS = (
     "apertus", "afmoe", "cohere2-moe", "phimoe", "llama4", "llama4-dense", "bloom", "lfm3", "lfm2", "lfm2-biases", "lfm2-moe",
     "qwen3-next", "qwen3.5", "olmo-hybrid", "bamba", "bamba-biases", "granite-hybrid", "nemotron-h",
     "falcon-h1", "falcon-h1-norms", "zamba", "zamba2", "zaya", "zaya-windows", "jamba", "minimax", "lara-mini", "kimi-linear",
-    "bailing-hybrid", "mamba2", "falcon-mamba", "rwkv", "rwkv-plain", "recurrent-gemma", "gemma4", "gemma4-values",
+    "bailing-hybrid", "mamba2", "falcon-mamba", "rwkv", "rwkv-plain", "xlstm", "xlstm-wide",
+    "recurrent-gemma", "gemma4", "gemma4-values",
     "gemma4-moe", "gemma4-e4b", "gemma4-inputs",
 )  # fmt: skip
 
@@ -519,8 +524,8 @@ def limit(reference: "PreTrainedModel | Adapted") -> float:
 
 def keeps_states(reference: PreTrainedModel) -> bool:
     kinds = set(getattr(reference.config, "layer_types", None) or ())
-    return bool({"linear_attention", "hybrid"} & kinds) or hasattr(
-        reference.config, "rescale_every"
+    return bool({"linear_attention", "hybrid"} & kinds) or any(
+        hasattr(reference.config, name) for name in ("rescale_every", "chunkwise_kernel")
     )
 
 
@@ -937,6 +942,10 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
         ("zamba2", {"use_long_context": True}, "use_long_context is not supported by our code"),
         ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings false is not supported"),
         ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset 3 names none"),
+        ("xlstm", {"weight_mode": "fused"}, "weight_mode fused is not supported"),
+        ("xlstm", {"use_bias": True}, "use_bias true is not supported"),
+        ("xlstm", {"num_blocks": 4}, "num_blocks 4 is not num_hidden_layers 3"),
+        ("xlstm", {"num_heads": 5}, "don't make 5 num_heads"),
         ("rwkv", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon other than 1e-05 is not"),
         ("jamba", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),
         ("minimax", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),

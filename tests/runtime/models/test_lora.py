@@ -91,6 +91,7 @@ def test_logits_equal_those_of_peft(family, tmp_path):
         ("jamba", ["in_proj", "out_proj", "q_proj"]),
         ("recurrent-gemma", ["linear_x", "linear_y", "linear_out", "q_proj"]),
         ("minimax", ["qkv_proj", "output_gate", "out_proj", "q_proj"]),
+        ("xlstm", ["mlstm_layer.q", "ogate_preact", "out_proj", "proj_up_gate", "proj_down"]),
         # in layers that read other layers' keys, only the others
         ("gemma4-e4b", ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]),
     ],
@@ -104,6 +105,15 @@ def test_adapters_of_projections_that_one_matrix_stores(family, modules, tmp_pat
         for name in (*RANKS, None, *RANKS):
             generation = ask(running, ids, name).result(timeout=30)
             assert farthest(reference, ids, name, generation) <= limit(reference), name
+
+
+def test_adapters_of_time_mixing_are_refused(tmp_path):
+    adapters = {"one": {"r": 4, "target_modules": ["attention.key"]}}
+    base, reference = adapted("rwkv-plain", tmp_path, adapters)
+    with pytest.raises(
+        sgl.ModelError, match=r"the adapter changes rwkv\.blocks\.0\.attention\.key"
+    ):
+        engine(base, lora_paths=[f"one={reference.folders['one']}"])
 
 
 LATE = {"r": 8, "alora_invocation_tokens": [7, 11], "task_type": "CAUSAL_LM"}

@@ -20,8 +20,18 @@ from tests.runtime.models.test_families import (
 )
 from tests.runtime.models.tiny import randomise, save
 
-# The last two have no attention, the one before windows, and minimax no convolution.
-KINDS = ("qwen3.5", "bamba", "jamba", "minimax", "recurrent-gemma", "lara-mini", "rwkv", "mamba2")
+# The last three have no attention, the one before windows, and minimax no convolution.
+KINDS = (
+    "qwen3.5",
+    "bamba",
+    "jamba",
+    "minimax",
+    "recurrent-gemma",
+    "lara-mini",
+    "xlstm",
+    "rwkv",
+    "mamba2",
+)
 
 
 def made(name, folder):
@@ -34,7 +44,8 @@ def made(name, folder):
 
 def keeps_maxima(reference):
     """True for a model whose states are refused in bfloat16."""
-    return hasattr(reference.config, "rescale_every")
+    names = ("rescale_every", "chunkwise_kernel")
+    return any(hasattr(reference.config, name) for name in names)
 
 
 @pytest.fixture(scope="module", params=KINDS)

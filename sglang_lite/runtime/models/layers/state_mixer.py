@@ -17,6 +17,7 @@ from sglang_lite.runtime.models.layers.mamba import (
     mamba1,
     mamba2,
 )
+from sglang_lite.runtime.models.layers.mlstm import MlstmWeights, mlstm
 from sglang_lite.runtime.models.layers.rg_lru import RgLruWeights, rg_lru
 from sglang_lite.runtime.models.layers.rwkv import WkvWeights, mix_times
 from sglang_lite.runtime.models.layers.state_steps import StateSteps
@@ -24,6 +25,7 @@ from sglang_lite.runtime.models.spec import (
     DeltaSpec,
     LightningSpec,
     Mamba1Spec,
+    MlstmSpec,
     RgLruSpec,
     StateSpec,
     WkvSpec,
@@ -31,7 +33,13 @@ from sglang_lite.runtime.models.spec import (
 from sglang_lite.runtime.parallel.collectives import Collectives
 
 StateWeights: TypeAlias = (
-    DeltaWeights | LightningWeights | Mamba2Weights | Mamba1Weights | RgLruWeights | WkvWeights
+    DeltaWeights
+    | LightningWeights
+    | Mamba2Weights
+    | Mamba1Weights
+    | RgLruWeights
+    | WkvWeights
+    | MlstmWeights
 )
 
 
@@ -71,6 +79,9 @@ def mix_states(
     if isinstance(spec, RgLruSpec):
         assert isinstance(weights, RgLruWeights)
         return rg_lru(spec, weights, product, waves, states, steps)
+    if isinstance(spec, MlstmSpec):
+        assert isinstance(weights, MlstmWeights)
+        return mlstm(spec, weights, product, waves, states, steps)
     if isinstance(spec, WkvSpec):
         assert isinstance(weights, WkvWeights)
         return mix_times(weights, product, waves, states, steps)

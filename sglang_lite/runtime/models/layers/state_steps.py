@@ -11,6 +11,7 @@ from sglang_lite.runtime.kernels.reference.delta_gates import delta_rates, gate_
 from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
 from sglang_lite.runtime.models.layers.delta_scan import delta_scan
 from sglang_lite.runtime.models.layers.mamba_scan import mamba1_scan, mamba2_scan
+from sglang_lite.runtime.models.layers.mlstm_scan import mlstm_scan
 from sglang_lite.runtime.models.layers.state_conv import state_conv
 from sglang_lite.runtime.models.layers.wkv_scan import wkv_scan
 
@@ -27,6 +28,7 @@ class StateSteps(NamedTuple):
     mamba2_scan: Callable[..., torch.Tensor]
     mamba1_scan: Callable[..., torch.Tensor]
     wkv_scan: Callable[..., torch.Tensor]
+    mlstm_scan: Callable[..., torch.Tensor]
 
 
 ON_CPU = StateSteps(
@@ -37,6 +39,7 @@ ON_CPU = StateSteps(
     mamba2_scan=mamba2_scan,
     mamba1_scan=mamba1_scan,
     wkv_scan=wkv_scan,
+    mlstm_scan=mlstm_scan,
 )
 
 
