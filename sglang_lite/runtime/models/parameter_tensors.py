@@ -187,10 +187,12 @@ class ParameterTensors:
         if not any(biases):
             return None
         sizes = [self._count_rank_outputs(parameters[role, expert]) for role in roles]
+        taken = [None if each is None else self.take_vector(each).float() for each in biases]
+        device = next(each.device for each in taken if each is not None)
         return torch.cat(
             [
-                torch.zeros(n) if p is None else self.take_vector(p).float()
-                for n, p in zip(sizes, biases)
+                torch.zeros(n, device=device) if each is None else each
+                for n, each in zip(sizes, taken)
             ]
         )
 

@@ -10,8 +10,10 @@ from sglang_lite.runtime.attention.base import AttentionRequirements
 from sglang_lite.runtime.attention.triton import TritonAttention
 from sglang_lite.runtime.kernels import tiled
 from sglang_lite.runtime.kernels.attention_metadata import DevicePlan
+from sglang_lite.runtime.kernels.device_properties import INTERPRETER, assume_device
 from sglang_lite.runtime.models.gpu_decoder import GpuDecoder
 from sglang_lite.runtime.models.precision import Precision
+from sglang_lite.runtime.models.read_config import spec_from_config
 from sglang_lite.runtime.models.weights.dummy import DummySource
 from tests.runtime.kernels import needs_kernels
 from tests.runtime.kernels.test_kernels import DEVICE, close
@@ -58,3 +60,19 @@ def test_sums_in_parts_are_what_they_are_whole(monkeypatch):
     assert [len(each) for each in made] == [2, 4]
     close(parts, states(1), HALF)
     assert len(made) == 2
+
+
+def test_matrices_some_of_which_have_biases_are_stacked_without_memory():
+    """As compilation ahead of time does."""
+    config = {
+        "architectures": ["xLSTMForCausalLM"],
+        "vocab_size": 96,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_heads": 4,
+    }
+    spec = spec_from_config(config, "config.json")
+    nowhere = torch.device("meta")
+    with assume_device(INTERPRETER):
+        model = GpuDecoder(spec, DummySource(nowhere), Precision(HALF, HALF, HALF), nowhere, 64)
+    assert model.layers[0].qkv.bias.shape == (16 + 16 + 32 + 32 + 4 + 4,)

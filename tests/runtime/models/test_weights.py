@@ -295,8 +295,8 @@ def test_a_gguf_that_cannot_be_used_says_why(tmp_path, reference):
     ("change", "message"),
     [
         (
-            {"architectures": ["RwkvForCausalLM"]},
-            r"names \['RwkvForCausalLM'\], its model_type is LlamaForCausalLM's",
+            {"architectures": ["BigBirdForCausalLM"]},
+            r"names \['BigBirdForCausalLM'\], its model_type is LlamaForCausalLM's",
         ),
         ({"architectures": []}, "architecture not named"),
         ({"hidden_size": None}, "config.json: the field 'hidden_size' is missing"),
