@@ -27,7 +27,7 @@ from sglang_lite.protocol import (
 )
 from sglang_lite.protocol.anything import Json
 from sglang_lite.text.chat_template import JinjaTemplate, to_json
-from sglang_lite.text.plain_bytes import UnchangedDict, write_unchanged
+from sglang_lite.text.plain_bytes import UnchangedDict
 from sglang_lite.text.reasoning import (
     FORMATS,
     ReasoningParser,
@@ -441,7 +441,7 @@ class ChatFormat:
         """
         try:
             pieces = [
-                (type(message) is UnchangedDict and write_unchanged(message).data)
+                (type(message) is UnchangedDict and message.__plain__.data)
                 or marshal.dumps(dict(message), 2)
                 for message in messages
             ]

@@ -16,7 +16,7 @@ from jinja2.runtime import Undefined
 
 from sglang_lite.protocol.anything import UserValue
 from sglang_lite.text.loop_reads import LoopReads
-from sglang_lite.text.plain_bytes import UnchangedDict, write_plain, write_unchanged
+from sglang_lite.text.plain_bytes import UnchangedDict, write_plain
 
 _MAX_TEXT = 16_384  # characters that an iteration wrote
 _MAX_TEXTS = 4  # of one place in a list
@@ -213,7 +213,7 @@ class LoopWalk:
         if node is None:
             return
         item = self._items[index]
-        key = write_unchanged(item).key if type(item) is UnchangedDict else self._write(item)
+        key = item.__plain__.key if type(item) is UnchangedDict else self._write(item)
         if key is None:
             self._node = None
             return
@@ -253,7 +253,7 @@ class LoopWalk:
     def _write(self, value: UserValue) -> bytes | None:
         """Returns a value as bytes, or as their digest. Writes each value once."""
         if type(value) is UnchangedDict:
-            return write_unchanged(value).key
+            return value.__plain__.key
         known = self._bytes.get(id(value))
         if known is None:
             written = write_plain(value)

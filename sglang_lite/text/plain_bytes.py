@@ -70,17 +70,15 @@ def write_plain(whole: UserValue) -> PlainBytes:
 
 
 class UnchangedDict(dict[str, Any]):
-    """Dictionary that is not changed once it is made, so it is written as bytes once. Has no public
-    attributes of its own, because templates would find them in place of keys.
+    """Dictionary that is not changed once it is made, so it is written as bytes once.
+
+    Attributes:
+        __plain__: what `write_plain` returns for it. Templates would find another name in place of
+            a key, but can't read names that begin with underscores.
     """
 
-    __slots__ = ("_plain",)
+    __slots__ = ("__plain__",)
 
-    def __init__(self, **items: Any) -> None:
+    def __init__(self, **items: UserValue) -> None:
         super().__init__(items)
-        self._plain = write_plain(items)
-
-
-def write_unchanged(value: UnchangedDict) -> PlainBytes:
-    """Returns what `write_plain` returns for the same dictionary."""
-    return value._plain  # noqa: SLF001 # private for templates only
+        self.__plain__ = write_plain(items)
