@@ -27,7 +27,7 @@ class AttentionRules:
         window: if given, each token sees only the last `window` positions, itself included.
         softcap: if given, scores become softcap * tanh(scores / softcap).
         sinks: float32 [heads], an additional score of each head whose weight goes to no value; or
-            None.
+            one of each token of a step, [T, heads]; or None.
         causal: whether each token sees only itself and the tokens before it. Otherwise sequences
             must be complete in the batch, and each token sees all of its sequence, within `window`
             in both directions.
@@ -35,6 +35,9 @@ class AttentionRules:
             multiple of `window` on.
         slopes: float32 [heads]; each head's score of a token grows with the token's position by its
             slope (ALiBi, arXiv:2108.12409). Or None.
+        bias: [T, heads, distances], for each token of a step and each head the numbers that are
+            added to the scaled scores of the positions at distances 0, 1, … before the token;
+            positions farther away get none. Or None.
     """
 
     scale: float
@@ -44,6 +47,7 @@ class AttentionRules:
     causal: bool = True
     chunked: bool = False
     slopes: torch.Tensor | None = None
+    bias: torch.Tensor | None = None
 
     @property
     def window_kind(self) -> int:
@@ -65,7 +69,30 @@ class AttentionRules:
     @property
     def explicit(self) -> bool:
         """True if scores must be modified before or in the softmax."""
-        return not (self.softcap is None and self.sinks is None and self.slopes is None)
+        modifies = self.softcap, self.sinks, self.slopes, self.bias
+        return any(each is not None for each in modifies)
+
+    def for_tokens(self, tokens: torch.Tensor | slice) -> AttentionRules:
+        """Returns the rules for some of a step's tokens."""
+        if self.bias is None:
+            return self
+        sinks = self.sinks
+        if sinks is not None and sinks.ndim > 1:
+            sinks = sinks[tokens]
+        return replace(self, bias=self.bias[tokens], sinks=sinks)
+
+    def bias_at(self, distances: torch.Tensor) -> torch.Tensor:
+        """Returns the bias of scores, float32 [T, heads, positions].
+
+        Args:
+            distances: distances of the tokens from positions, integers [T, positions]. Scores with
+                negative distances get no bias.
+        """
+        assert self.bias is not None
+        extent = self.bias.shape[2]
+        at = distances.clamp(0, extent - 1).unsqueeze(1).expand(-1, self.bias.shape[1], -1)
+        outside = (distances < 0) | (distances >= extent)
+        return self.bias.gather(2, at).float().masked_fill_(outside.unsqueeze(1), 0.0)
 
     def softmax(
         self, scores: torch.Tensor, masked: torch.Tensor | None, heads: tuple[int, ...]
@@ -88,7 +115,8 @@ class AttentionRules:
             scores = scores.masked_fill_(masked, float("-inf"))
         if self.sinks is None:
             return scores.softmax(-1)
-        sinks = self.sinks.view(heads).expand(*scores.shape[:-1], 1)
+        sinks = self.sinks.view(heads) if self.sinks.ndim == 1 else self.sinks
+        sinks = sinks.expand(*scores.shape[:-1], 1)
         return torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
 
 

@@ -392,7 +392,7 @@ def _offload(
     """
     if not config.cpu_offload_gb:
         return None
-    if spec.borrowed_blocks:
+    if spec.borrowed_blocks or spec.repeated_layers:
         why = "the model has layers that share weights, which are not copied layer by layer."
         raise ParameterError("cpu_offload_gb", why, hint="Leave it out.")
     if device.type == "cpu":

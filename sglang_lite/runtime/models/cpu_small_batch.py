@@ -314,6 +314,8 @@ def _supports_mixer(mixer: MixerSpec) -> bool:
         and not mixer.value_norm
         and not mixer.keys_as_values
         and mixer.keys_of is None
+        and mixer.distance_bias is None
+        and mixer.short_convs is None
         and not mixer.rope.query_growth
         and mixer.key_size == mixer.value_size
     )

@@ -26,6 +26,8 @@ from sglang_lite.runtime.models.families import FAMILIES
 from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.cca import convolve_heads
 from sglang_lite.runtime.models.layers.conv import gated_conv
+from sglang_lite.runtime.models.layers.depth_attention import attend_depth
+from sglang_lite.runtime.models.layers.distance_bias import compute_distance_bias, limit_norms
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward, apply_activation
 from sglang_lite.runtime.models.layers.latent import latent_attention
 from sglang_lite.runtime.models.layers.linear import Linear
@@ -33,6 +35,13 @@ from sglang_lite.runtime.models.layers.low_rank import add_linear, with_addition
 from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import Rotation, rotate
 from sglang_lite.runtime.models.layers.rwkv import mix_channels
+from sglang_lite.runtime.models.layers.short_convs import (
+    OF_ATTENTION,
+    OF_FEED_FORWARD,
+    OF_HEADS,
+    convolve_dynamically,
+    convolve_shortly,
+)
 from sglang_lite.runtime.models.layers.state_mixer import mix_states
 from sglang_lite.runtime.models.layers.state_steps import ON_CPU
 from sglang_lite.runtime.models.lora.cpu_step import LayerAdapters
@@ -65,7 +74,11 @@ if TYPE_CHECKING:
     from sglang_lite.runtime.models.vision_tower import VisionTower
     from sglang_lite.runtime.models.weight_memory import WeightMemory
 
-_DRAFT_TENSORS = ("mtp.", "model.mtp_")  # prefixes of drafting layers outside the list of layers
+_DRAFT_TENSORS = (
+    "mtp.",
+    "model.mtp.",
+    "model.mtp_",
+)  # prefixes of drafting layers outside the list of layers
 _OF_KEYS = ("k_proj", "v_proj", "k_norm", "v_norm")
 _LAYERS_PER_TRIM = 4  # trimming also returns pages that the next layers need
 
@@ -175,6 +188,8 @@ class Decoder:
         if offload is not None:
             self.layers.reverse()
             offload.allocate()
+        self.message_queries = reader.message_queries() if spec.looped_layers else None
+        self.last_query = reader.last_query() if spec.blocks else None
         self.norm = reader.norm()
         behind = range(len(spec.layers), len(spec.layers) + spec.draft_layers)
         self.unused_tensors = tuple(f"model.layers.{i}." for i in behind)
@@ -357,13 +372,23 @@ class Decoder:
             x = run_stages_in_turn(
                 self.ranks, x, lambda x: self._run_layers(x, deep, given, rotations, plan, cache)
             )
+        if self.last_query is not None:
+            assert given is not None
+            depth = self.layers[-1].spec.depth
+            assert depth is not None
+            (whole,) = attend_depth(self.last_query, given[:, -1, depth.complete], x)
+            x = self._norm_wide(whole, self.norm)
+            return self.watch.record_pass(ids, positions, x)
         return self.watch.record_pass(ids, positions, self._norm(x, self.norm))
 
     def _inputs_of_layers(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Returns what layers get besides the residual, [T, layers, size], or None. `x` has the
-        embeddings of the tokens `ids`. What a router carries to the next layer is written to the
-        memory of all layers.
+        embeddings of the tokens `ids`. What a router carries to the next layer, and the sums of
+        blocks of layers [T, layers, blocks, hidden_size], are written to the memory of all layers.
         """
+        if blocks := self.spec.blocks:
+            memory = x.new_zeros((len(x), 1, blocks, x.shape[1]))
+            return memory.expand(-1, len(self.layers), -1, -1)
         if size := self.spec.router_size:
             return x.new_zeros((len(x), 1, size)).expand(-1, len(self.layers), -1)
         if self.spec.reads_embeddings:
@@ -430,6 +455,9 @@ class Decoder:
         if layer.spec.block is not None:
             assert given is not None
             return self._run_block(index, layer, x, rotations[layer.rope], plan, cache, given)
+        if layer.spec.depth is not None:
+            assert given is not None
+            return self._run_in_block(index, layer, x, rotations[layer.rope], plan, cache, given)
         lora = None if plan.lora is None else plan.lora.layer(index)
         record = partial(cache.record_experts, index, plan.store_at)
         if layer.spec.parallel:
@@ -442,7 +470,10 @@ class Decoder:
         if layer.spec.mixes:
             normed = self._norm(x, layer.input_norm)
             h = self._mix(index, layer, normed, rotations[layer.rope], plan, cache, lora)
-            h = self._norm(self.layer_ranks.sum(h), layer.post_attention_norm)
+            h = self._convolve_output(
+                index, layer, OF_ATTENTION, self.layer_ranks.sum(h), plan, cache
+            )
+            h = self._norm(h, layer.post_attention_norm)
             x = self._add_output(layer, _residual(layer, x, normed, 0), h, layer.attention_sum)
         if layer.spec.feeds_apart:
             x = x + self._scale_output(layer, self._feed_apart(layer, x, record))
@@ -453,13 +484,97 @@ class Decoder:
             if layer.channel_mix is not None:
                 fed, gate = self._mix_channels(index, layer, normed, plan, cache)
             h = _feed_forward(layer, fed, lora, record, given)
-            h = self._norm(
-                self.layer_ranks.sum(h if gate is None else h * gate), layer.post_mlp_norm
-            )
+            h = self.layer_ranks.sum(h if gate is None else h * gate)
+            h = self._convolve_output(index, layer, OF_FEED_FORWARD, h, plan, cache)
+            h = self._norm(h, layer.post_mlp_norm)
             x = self._add_output(layer, _residual(layer, x, normed, 1), h, layer.mlp_sum)
         if given is not None and layer.spec.input_size:
             x = x + self._feed_input(layer, x, given)
         return x if layer.layer_scale is None else x * layer.layer_scale
+
+    def _run_in_block(
+        self,
+        index: int,
+        layer: Layer,
+        x: torch.Tensor,
+        rotation: Rotation,
+        plan: AttentionPlan,
+        cache: KVCache,
+        blocks: torch.Tensor,
+    ) -> torch.Tensor:
+        """Returns the sum of a block so far [T, hidden_size] after one of its layers, as described
+        in `DepthSpec`.
+
+        Args:
+            index: index of the layer.
+            layer: its weights.
+            x: the sum before the layer; that of the block before if the layer begins a block, and
+                that of the pass before if it begins a pass.
+            rotation, plan, cache: as for `_attention`.
+            blocks: sums of all blocks [T, blocks, hidden_size] (written).
+        """
+        depth = layer.spec.depth
+        assert depth is not None
+        assert isinstance(layer.spec.attention, AttentionSpec)
+        assert layer.feed_query is not None
+        if depth.saves is not None:
+            blocks[:, depth.saves] = x
+        if depth.restarts is not None:
+            x = blocks[:, depth.restarts].clone()
+        seen: tuple[torch.Tensor, ...] = (x,)
+        if layer.depth_queries is not None:
+            seen = attend_depth(layer.depth_queries, blocks[:, depth.sources], x)
+        norms = [layer.input_norm]
+        if layer.spec.attention.separate:
+            own = depth.norms > 1
+            others_norms = (layer.key_input_norm, layer.value_input_norm)
+            norms += others_norms if own else [layer.input_norm] * 2
+            seen = seen if len(seen) > 1 else seen * 3
+        messages: tuple[torch.Tensor, ...] = ()
+        gates = layer.message_gates
+        if depth.messages:
+            assert gates is not None
+            assert self.message_queries is not None
+            *earlier, last = depth.messages
+            queries = self.message_queries[depth.looped]
+            messages = attend_depth(queries, blocks[:, earlier], blocks[:, last])
+            seen = tuple(gates(i, each, messages[i]) for i, each in enumerate(seen))
+        rows, *others = [self._norm_wide(each, norm) for each, norm in zip(seen, norms)]
+        h = self._attention(index, layer, rows, rotation, plan, cache, None, others)
+        h = self._convolve_output(index, layer, OF_ATTENTION, h, plan, cache).float()
+        if depth.writes is not None:
+            blocks[:, depth.writes] = x
+        else:
+            h = x.float() + h
+        (fed,) = attend_depth(layer.feed_query, blocks[:, depth.complete], h)
+        if messages:
+            assert gates is not None
+            fed = gates(3, fed, messages[3])
+        record = partial(cache.record_experts, index, plan.store_at)
+        out = _feed_forward(layer, self._norm_wide(fed, layer.mlp_norm), None, record)
+        out = self._convolve_output(index, layer, OF_FEED_FORWARD, out, plan, cache)
+        return (h + out).to(x.dtype)
+
+    def _norm_wide(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+        """Normalises rows in float32, and returns them in the dtype of activations."""
+        assert weight is not None
+        wide = apply_norm(x.float(), weight.float(), self.spec.rms_eps, self.spec.norm)
+        return wide.to(self.precision.compute)
+
+    def _convolve_output(
+        self,
+        index: int,
+        layer: Layer,
+        which: int,
+        x: torch.Tensor,
+        plan: AttentionPlan | DevicePlan,
+        cache: KVCache,
+    ) -> torch.Tensor:
+        """Returns a block's output x after one of the layer's short convolutions, if it has them."""
+        if layer.short_convs is None:
+            return x
+        states = cache.states[index]
+        return convolve_shortly(layer.short_convs, which, x, plan.states, states, self.state_steps)
 
     def _run_block(
         self,
@@ -584,7 +699,10 @@ class Decoder:
         if self.spec.logit_scale != 1.0:
             logits = logits * self.spec.logit_scale
         cap = self.spec.logit_softcap
-        return logits if cap is None else torch.tanh(logits / cap) * cap
+        logits = logits if cap is None else torch.tanh(logits / cap) * cap
+        if real := self.spec.real_tokens:
+            logits[:, real:] = float("-inf")
+        return logits
 
     def _norm(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         return x if weight is None else apply_norm(x, weight, self.spec.rms_eps, self.spec.norm)
@@ -671,7 +789,11 @@ class Decoder:
         plan: AttentionPlan,
         cache: KVCache,
         lora: LayerAdapters | None,
+        others: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
+        """Returns attention's outputs [T, hidden_size] for its input rows x. `others` are those of
+        keys and values if they are separate.
+        """
         spec = layer.spec.attention
         waves = plan.states
         plan = plan.in_layer(spec.window)
@@ -702,12 +824,34 @@ class Decoder:
             return _project("output", layer.output, out.reshape(len(x), -1).to(x.dtype), lora)
         rotated = spec.heads + spec.kv_heads
         qkv = _project("qkv", layer.qkv, x, lora)
+        dynamic: list[torch.Tensor] = []
+        if spec.separate:
+            key_rows, value_rows = others
+            k, of_keys = layer.keys(key_rows).tensor_split((spec.projected_keys,), 1)
+            v, of_values = layer.values(value_rows).tensor_split((spec.projected_values,), 1)
+            size = spec.heads * spec.key_size
+            qkv = torch.cat((qkv[:, :size], k, v, qkv[:, size:]), 1)
+            dynamic = [each.view(len(x), spec.kv_heads, -1) for each in (of_keys, of_values)]
         if layer.convolutions is not None:
             states = cache.states[index]
             qkv = convolve_heads(spec, layer.convolutions, qkv, waves, states, self.state_steps)
-        columns = [rotated * spec.key_size, spec.projected_values]
+        if layer.short_convs is not None:
+            start = spec.heads * spec.key_size
+            some = slice(start, start + spec.projected_keys + spec.projected_values)
+            inputs = qkv[:, some].contiguous()
+            convs = spec.short_convs
+            assert convs is not None
+            state = waves, cache.states[index], self.state_steps
+            if convs.dynamic:
+                kernels = torch.cat(dynamic, 1)
+                done = convolve_dynamically(convs, layer.short_convs, inputs, kernels, *state)
+            else:
+                done = convolve_shortly(layer.short_convs, OF_HEADS, inputs, *state)
+            qkv[:, some] = done
+        columns = [rotated * spec.key_size, spec.projected_values, spec.heads * spec.gate_size]
+        columns.append(spec.bias_projection)
         columns.append(qkv.shape[1] - sum(columns))
-        qk, v, gate = qkv.split_with_sizes(columns, -1)
+        qk, v, gate, of_bias, sinks = qkv.split_with_sizes(columns, -1)
         if spec.keys_as_values:
             v = qk[:, spec.heads * spec.key_size :]
         if spec.qk_norm == "whole":
@@ -726,10 +870,22 @@ class Decoder:
         if by_head and spec.norms_rotated:
             qk = self._qk_norm(layer, qk, spec.heads)
         q, k = qk.split_with_sizes((spec.heads, spec.kv_heads), 1)
+        if spec.norm_limit is not None:
+            q = limit_norms(q, spec.norm_limit, layer.query_scale)
+            k = limit_norms(k, spec.norm_limit, None)
         if query_scale is not None:
             q = q * query_scale
         q = store_kv(cache, index, plan.store_at, q, k, v)
-        out = attention(q, cache, index, plan, layer.rules)
+        rules = layer.rules
+        if layer.distance_bank is not None:
+            assert spec.distance_bias is not None
+            clip = layer.distance_scale, spec.distance_bias.clip
+            bank = layer.distance_bank
+            bias = compute_distance_bias(of_bias, bank, spec.heads, query_scale, *clip)
+            rules = replace(rules, bias=bias)
+        if spec.token_sinks:
+            rules = replace(rules, sinks=sinks.float())
+        out = attention(q, cache, index, plan, rules)
         out = out.reshape(len(x), -1).to(x.dtype)
         if spec.output_gate:
             gate = gate.sigmoid().view(len(x), spec.heads, spec.gate_size)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -60,7 +60,14 @@ from sglang_lite.runtime.models.mixers import (
     zamba_layer,
     zamba_mixer,
 )
-from sglang_lite.runtime.models.spec import NO_ROPE, MixerSpec
+from sglang_lite.runtime.models.spec import (
+    NO_ROPE,
+    DepthSpec,
+    DistanceBiasSpec,
+    LayerSpec,
+    MixerSpec,
+    ShortConvSpec,
+)
 
 Changes: TypeAlias = Callable[[Config], dict[str, Any]]
 
@@ -113,9 +120,12 @@ class Family:
         mixer: function of config and layer index that gives the specification of the mixer that the
             layer has in place of attention, or None for attention.
         mixer_norms: position of the norms in layers without attention; None for that of `norms`.
+        unroll: function of the config and of its layers that returns the layers in the order in which
+            they run, if some run several times.
         has_feed_forward: function of config and layer index, False if the layer has none.
         experts_transposed: whether stacked expert matrices have inputs before outputs.
         experts_interleaved: whether, in addition, their gate and up columns alternate.
+        expert_rows_alternate: whether stacked expert matrices have alternate rows of gate and up.
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
             if no tensor has it. A vector's name that ends in "[0]" is a matrix with a single row. A
             norm may have several names, separated by "|", of which a file has one.
@@ -156,9 +166,13 @@ class Family:
     experts_fields: Callable[[Config, int], dict[str, Any] | None] = lambda config, layer: None
     mixer: Callable[[Config, int], MixerSpec | None] = lambda config, layer: None
     mixer_norms: Literal["before", "after", "both"] | None = None
+    unroll: Callable[[Config, tuple[LayerSpec, ...]], tuple[LayerSpec, ...]] = (
+        lambda config, layers: layers
+    )
     has_feed_forward: Callable[[Config, int], bool] = lambda config, layer: True
     experts_transposed: bool = False
     experts_interleaved: bool = False
+    expert_rows_alternate: bool = False
     left_out: Callable[[Config], str] = lambda config: ""
     names: Mapping[str, str] = field(default_factory=dict)
     layer_kinds: Mapping[str, str] = field(default_factory=dict)
@@ -854,6 +868,202 @@ def _zamba2_left_out(config: Config) -> str:
     return "use_long_context" if config.get("use_long_context") else ""
 
 
+def _inkling_fields(config: Config) -> dict[str, Any]:
+    """Returns the types of layers, which the first configs of Inkling tell by other fields."""
+    count = config["num_hidden_layers"]
+    local = config.get("local_layer_ids")
+    local = [i for i in range(count) if (i + 1) % 6] if local is None else local
+    dense = config.get("dense_mlp_idx") or 0
+    return {
+        "layer_types": [
+            "sliding_attention" if i in local else "full_attention" for i in range(count)
+        ],
+        "mlp_layer_types": ["dense" if i < dense else "sparse" for i in range(count)],
+    }
+
+
+def _inkling_attention(config: Config, layer: int) -> dict[str, Any]:
+    local = config["layer_types"][layer] == "sliding_attention"
+    prefix = "swa_" if local else ""
+    heads = config[f"{prefix}num_attention_heads"]
+    kv_heads = config[f"{prefix}num_key_value_heads"]
+    size = config[f"{prefix}head_dim"]
+    if heads % kv_heads:
+        raise ValueError(f"{heads} attention heads can't share {kv_heads} key-value heads")
+    extent = config["sliding_window" if local else "rel_extent"]
+    fields = {
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "key_size": size,
+        "value_size": size,
+        "scale": 1 / size,
+        "distance_bias": DistanceBiasSpec(config["d_rel"], extent),
+        "short_convs": ShortConvSpec(config["conv_kernel_size"], config["hidden_size"]),
+    }
+    floor = None if local else config.get("log_scaling_n_floor")
+    if floor is not None and config["log_scaling_alpha"]:
+        growth = float(config["log_scaling_alpha"])
+        grown = {"query_growth": growth, "query_span": floor, "query_shift": 1}
+        fields["rope"] = replace(NO_ROPE, query_floor=True, **grown)
+    return fields
+
+
+def _inkling_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    kinds = config["mlp_layer_types"]
+    if len(kinds) != config["num_hidden_layers"] or set(kinds) - {"dense", "sparse"}:
+        raise ValueError(f"mlp_layer_types {kinds} don't fit {config['num_hidden_layers']} layers")
+    if kinds[layer] == "dense":
+        return None
+    shared = config["n_shared_experts"]
+    if not shared:
+        raise ValueError("n_shared_experts is 0, and the router needs shared experts")
+    # a config with the size of dense feed-forwards has that of experts in the other field
+    size = "intermediate_size" if config.get("dense_intermediate_size") else "moe_intermediate_size"
+    return {
+        "count": config["n_routed_experts"] + shared,
+        "top_k": config["num_experts_per_tok"] + shared,
+        "size": config[size],
+        "scoring": "sigmoid",
+        "correction": True,
+        "normalise": True,
+        "scale": float(config["routed_scaling_factor"]),
+        "always": shared,
+    }
+
+
+def _inkling_model_settings(config: Config) -> dict[str, Any]:
+    return {
+        "embedding_norm": True,
+        "logit_scale": 1 / config["logits_mup_width_multiplier"],
+        "real_tokens": _real_tokens(config),
+        "draft_layers": config.get("num_mtp_layers") or 0,
+    }
+
+
+def _real_tokens(config: Config) -> int:
+    """Returns the number of tokens that have logits, or 0 if all tokens have them."""
+    real = config.get("unpadded_vocab_size") or 0
+    return real if real < config["vocab_size"] else 0
+
+
+def _inkling2_attention(config: Config, layer: int) -> dict[str, Any]:
+    own = _inkling_attention(config, layer)
+    full = config["layer_types"][layer] == "full_attention"
+    return {
+        **own,
+        "scale": own["key_size"] ** -0.5,
+        "distance_bias": replace(own["distance_bias"], clip=config["rel_l2_clip_threshold"]),
+        "short_convs": replace(own["short_convs"], learns_factor=False, scaled=True, dynamic=full),
+        "norm_limit": config["qk_l2_clip_threshold"],
+        "value_norm": True,
+        "output_gate": True,
+        "token_sinks": True,
+        "separate": full,
+    }
+
+
+def _inkling2_layer(config: Config, layer: int) -> dict[str, Any]:
+    size = config["n_layers_per_attn_res_block"]
+    full = config["layer_types"][layer] == "full_attention"
+    queries = (3 if full else 1) if layer else 0
+    complete = -(-layer // size)
+    writes = None if layer % size else complete
+    return {"depth": DepthSpec(tuple(range(complete)), writes, queries, norms=3 if full else 1)}
+
+
+def _inkling2_loop_attention(config: Config, layer: int) -> dict[str, Any]:
+    own = _inkling2_attention(config, layer)
+    looped = config["loop_layer_index_start"] <= layer < config["loop_layer_index_end"]
+    return {**own, "separate": own["separate"] or looped}
+
+
+def _unroll_inkling2_loop(config: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
+    """Returns the layers in the order in which they run. Sums have these places: those before the
+    loop, for each pass those of its blocks and its last one, and those after the loop.
+    """
+    size = config["n_layers_per_attn_res_block"]
+    start, end = config["loop_layer_index_start"], config["loop_layer_index_end"]
+    passes = config["loop_num_passes"]
+    if start % size or end % size or not start < end <= len(layers):
+        raise ValueError(
+            f"loop_layer_index_start {start} and loop_layer_index_end {end} don't fit {len(layers)} "
+            f"layers in blocks of {size}"
+        )
+    first = start // size  # place of the sum with which each pass begins
+    blocks = (end - start) // size
+    unrolled = list(layers[:start])
+
+    def pass_columns(number: int) -> list[int]:
+        """Returns the places of a pass's own sums, the last one at the end."""
+        return [first + 1 + number * blocks + i for i in range(blocks)]
+
+    def replace_depth(
+        i: int, *, before: Sequence[int], after: Sequence[int], **changes: Any
+    ) -> LayerSpec:
+        """Returns a layer whose complete blocks are `before`, and those of `after` in turn."""
+        depth = layers[i].depth
+        assert depth is not None
+        done = -(-(i - (start if i < end else end)) // size)
+        writes = None if depth.writes is None else after[done]
+        sources = (*before, *after[:done])
+        return replace(layers[i], depth=replace(depth, sources=sources, writes=writes, **changes))
+
+    for number in range(passes):
+        for i in range(start, end):
+            changes: dict[str, Any] = {"gate_rank": config["loop_gate_rank"], "looped": i - start}
+            if number:
+                changes["messages"] = tuple(pass_columns(number - 1))
+            if number and i == start:
+                changes |= {"saves": pass_columns(number - 1)[-1], "restarts": first}
+            own = replace_depth(
+                i, before=range(first), after=(first, *pass_columns(number)[:-1]), **changes
+            )
+            unrolled.append(replace(own, repeats=i) if number else own)
+    seen = (*range(first + 1), *pass_columns(passes - 1)[:-1])
+    later = range(first + 1 + passes * blocks, first + 1 + passes * blocks + len(layers))
+    rest = (replace_depth(i, before=seen, after=later) for i in range(end, len(layers)))
+    unrolled += [replace(each, stored_as=i) for i, each in enumerate(rest, end)]
+    return tuple(unrolled)
+
+
+def _inkling2_experts(config: Config, layer: int) -> dict[str, Any] | None:
+    return {
+        "count": config["n_routed_experts"],
+        "size": config["moe_intermediate_size"],
+        "activation": "softcapped",
+        "alpha": float(config["mlp_gate_softcap"]),
+        "limit": float(config["mlp_up_softcap"]),
+        "scoring": "sigmoid",
+        "correction": True,
+        "normalise": True,
+        "scale": float(config["routed_scaling_factor"]),
+    }
+
+
+def _inkling2_model_settings(config: Config) -> dict[str, Any]:
+    return {
+        "embedding_norm": True,
+        "logit_softcap": config["final_logit_softcapping"],
+        "real_tokens": _real_tokens(config),
+    }
+
+
+def _inkling2_left_out(config: Config) -> str:
+    if config.get("tie_word_embeddings"):
+        return "tie_word_embeddings"
+    if config.get("scoring_func") not in (None, "sigmoid"):
+        return "scoring_func other than sigmoid"
+    if config.get("loop_config"):
+        return "loop_config"
+    return "" if config.get("hidden_act") in (None, "silu") else "hidden_act other than silu"
+
+
+def _inkling_left_out(config: Config) -> str:
+    if config.get("tie_word_embeddings"):
+        return "tie_word_embeddings"
+    return "shared_expert_sink false" if config.get("shared_expert_sink") is False else ""
+
+
 _GEMMA = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -952,6 +1162,59 @@ _MAMBA1: dict[str, Json] = {
     "tie_word_embeddings": True,
 }
 _MAMBA1_NAMES = {**_NEMOTRON_NAMES, "mamba_dt_offset": "mixer.dt_proj.bias"}
+_INKLING_KINDS = {"hybrid": "full_attention", "hybrid_sliding": "sliding_attention"}
+_INKLING_ALIASES = {
+    "sliding_window": "sliding_window_size",
+    "routed_scaling_factor": "route_scale",
+    "conv_kernel_size": "sconv_kernel_size",
+    "max_position_embeddings": "model_max_length",
+}
+# as transformers writes them, which are the names of the first checkpoints
+_INKLING2_NAMES = {
+    "layers": "model.llm.layers",
+    "embedding": "model.llm.embed",
+    "embedding_norm": "model.llm.embed_norm",
+    "norm": "model.llm.norm",
+    "head": "model.llm.unembed",
+    "last_query": "model.llm.attn_res.output_query",
+    "depth_queries": "model.llm.attn_res.attn_queries.{}",
+    "feed_query": "model.llm.attn_res.mlp_queries.{}",
+    "input_norm": "attn_norm|q_input_norm",
+    "key_input_norm": "k_input_norm",
+    "value_input_norm": "v_input_norm",
+    "q": "attn.wq_du",
+    "k": "attn.wk_dv",
+    "v": "attn.wv_dv",
+    "o": "attn.wo_ud",
+    "output_gating": "attn.gate_attn",
+    "distance": "attn.wr_du",
+    "distance_scale": "attn.rel_l2_clip.scale",
+    "distance_bank": "attn.rel_logits_proj.proj",
+    "query_scale": "attn.q_l2_clip.scale",
+    "token_sinks": "attn.attn_sink_proj",
+    "k_taps": "attn.k_sconv",
+    "v_taps": "attn.v_sconv",
+    "k_static": "attn.k_sconv.static_w",
+    "v_static": "attn.v_sconv.static_w",
+    "k_dynamic": "attn.k_sconv.weight_proj",
+    "v_dynamic": "attn.v_sconv.weight_proj",
+    "attention_taps": "attn_sconv",
+    "mlp_taps": "mlp_sconv",
+    "mlp_norm": "mlp_norm",
+    "correction": "mlp.gate.bias",
+    "stacked_gate_up": "mlp.experts.w13_weight",
+    "stacked_down": "mlp.experts.w2_weight",
+}
+_INKLING2_LOOP_NAMES = {
+    **_INKLING2_NAMES,
+    **{
+        f"{role}_message_{part}": f"controllers.{name}.{part}_weight"
+        for role, name in (("q", "attn"), ("k", "k"), ("v", "v"), ("mlp", "mlp"))
+        for part in ("down", "forget", "gain")
+    },
+    "message_queries": "model.llm.middle_cycle_cross_pass_queries",
+    "kv_message_queries": "model.llm.middle_cycle_cross_pass_kv_queries",
+}
 _ZAMBA_MAMBA = {
     "mamba_low": "mixer.x_proj_weight",
     "mamba_steps": "mixer.dt_proj_weight",
@@ -1792,6 +2055,54 @@ FAMILIES: Mapping[str, Family] = {
         names={**_NOT_SPLIT, "q": "self_attn.qkv_proj.q_proj", "k": "self_attn.qkv_proj.k_proj",
                "v": "self_attn.qkv_proj.v_proj_current", "router": "mlp.gate.router_mlp.out_proj",
                "correction": "mlp.gate.balancing_biases"},
+    ),
+    "inkling": Family(
+        ("InklingForCausalLM",),
+        {"vocab_size": 201024, "hidden_size": 6144, "num_hidden_layers": 66, "num_attention_heads": 64,
+         "num_key_value_heads": 8, "head_dim": 128, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 16,
+         "swa_head_dim": 128, "sliding_window": 512, "d_rel": 16, "rel_extent": 1024, "log_scaling_alpha": 0.1,
+         "max_position_embeddings": 131_072, "conv_kernel_size": 4, "intermediate_size": 24576, "hidden_act": "silu",
+         "moe_intermediate_size": 3072, "n_routed_experts": 256, "num_experts_per_tok": 6, "n_shared_experts": 2,
+         "routed_scaling_factor": 8.0, "logits_mup_width_multiplier": 24.0, "shared_expert_sink": True,
+         "bos_token_id": 1, "eos_token_id": 2},
+        aliases=_INKLING_ALIASES, layer_kinds=_INKLING_KINDS, computed=_inkling_fields,
+        qk_norm="head", dense_size="dense_intermediate_size", has_window=_every_layer,
+        has_rope=lambda c, i, window: False, layer_attention=_inkling_attention, experts_fields=_inkling_experts,
+        model_fields=_inkling_model_settings, left_out=_inkling_left_out,
+        names={**_NOT_SPLIT, "embedding_norm": "model.embed_tokens.embed_norm"},
+    ),
+    "inkling2": Family(
+        ("Inkling2ForCausalLM",),
+        {"vocab_size": 201024, "unpadded_vocab_size": 200058, "hidden_size": 4608, "num_hidden_layers": 48,
+         "num_attention_heads": 48, "num_key_value_heads": 8, "head_dim": 128, "swa_num_attention_heads": 48,
+         "swa_num_key_value_heads": 8, "swa_head_dim": 128, "sliding_window": 1024, "d_rel": 16, "rel_extent": 1024,
+         "log_scaling_n_floor": 128_000, "log_scaling_alpha": 0.1, "max_position_embeddings": 1_048_576,
+         "conv_kernel_size": 4, "intermediate_size": 2304, "moe_intermediate_size": 2304, "hidden_act": "silu",
+         "n_routed_experts": 384, "num_experts_per_tok": 8, "routed_scaling_factor": 8.0,
+         "qk_l2_clip_threshold": 512**0.5, "rel_l2_clip_threshold": 8.0, "n_layers_per_attn_res_block": 6,
+         "mlp_gate_softcap": 4.0, "mlp_up_softcap": 25.0, "final_logit_softcapping": 30.0, "scoring_func": "sigmoid",
+         "eos_token_id": 200_006},
+        aliases=_INKLING_ALIASES, layer_kinds=_INKLING_KINDS, computed=_inkling_fields, has_window=_every_layer,
+        has_rope=lambda c, i, window: False, layer_attention=_inkling2_attention, layer_fields=_inkling2_layer,
+        experts_fields=_inkling2_experts, model_fields=_inkling2_model_settings, left_out=_inkling2_left_out,
+        expert_rows_alternate=True, names={**_NOT_SPLIT, **_INKLING2_NAMES},
+    ),
+    "inkling2_loop": Family(
+        ("Inkling2LoopForCausalLM",),
+        {"vocab_size": 201024, "unpadded_vocab_size": 200058, "hidden_size": 2304, "num_hidden_layers": 24,
+         "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128, "swa_num_attention_heads": 24,
+         "swa_num_key_value_heads": 8, "swa_head_dim": 128, "sliding_window": 1024, "d_rel": 16, "rel_extent": 1024,
+         "log_scaling_n_floor": 8192, "log_scaling_alpha": 0.1, "max_position_embeddings": 1_048_576,
+         "conv_kernel_size": 4, "intermediate_size": 1152, "moe_intermediate_size": 1152, "hidden_act": "silu",
+         "n_routed_experts": 128, "num_experts_per_tok": 8, "routed_scaling_factor": 8.0,
+         "qk_l2_clip_threshold": 512**0.5, "rel_l2_clip_threshold": 8.0, "n_layers_per_attn_res_block": 6,
+         "mlp_gate_softcap": 4.0, "mlp_up_softcap": 25.0, "final_logit_softcapping": 30.0, "scoring_func": "sigmoid",
+         "loop_layer_index_start": 6, "loop_layer_index_end": 18, "loop_num_passes": 3, "loop_gate_rank": 64,
+         "eos_token_id": 200_006},
+        aliases=_INKLING_ALIASES, layer_kinds=_INKLING_KINDS, computed=_inkling_fields, has_window=_every_layer,
+        has_rope=lambda c, i, window: False, layer_attention=_inkling2_loop_attention, layer_fields=_inkling2_layer,
+        experts_fields=_inkling2_experts, model_fields=_inkling2_model_settings, left_out=_inkling2_left_out,
+        unroll=_unroll_inkling2_loop, expert_rows_alternate=True, names={**_NOT_SPLIT, **_INKLING2_LOOP_NAMES},
     ),
     "llama4": Family(
         ("Llama4ForCausalLM",),

@@ -98,6 +98,10 @@ class GpuDecoder(Decoder):
         experts = [x.feed_forward for x in spec.layers if isinstance(x.feed_forward, ExpertsSpec)]
         if not all(each.gated for each in experts):
             raise ModelError("experts without gates don't run on a GPU.", hint='Use device="cpu".')
+        if any(isinstance(x, AttentionSpec) and x.distance_bias for x in spec.attentions):
+            raise ModelError(
+                "attention with a bias by distance doesn't run on a GPU.", hint='Use device="cpu".'
+            )
         ranks = kwargs.get("ranks")
         # With dp, each rank has its own rows; see `share_steps`.
         every = ranks if isinstance(ranks, GpuRanks) and ranks.parallel.dp == 1 else None

@@ -144,6 +144,9 @@ class StagedWeights:
             model.embedding, model.head = part
         else:
             setattr(model if layer is None else model.layers[layer], name, part)
+            for borrower, lender in model.spec.repeated_layers.items():
+                if lender == layer:
+                    setattr(model.layers[borrower], name, part)
             if name in BLOCK_PARTS:
                 for borrower, lender in model.spec.borrowed_blocks.items():
                     if lender == layer:

@@ -18,6 +18,7 @@ from sglang_lite.runtime.models.spec import (
     DenseSpec,
     ExpertsSpec,
     LatentSpec,
+    LayerSpec,
     LightningSpec,
     Mamba1Spec,
     Mamba2Spec,
@@ -26,6 +27,7 @@ from sglang_lite.runtime.models.spec import (
     ModelSpec,
     NoMixerSpec,
     RgLruSpec,
+    ShortConvSpec,
     WkvSpec,
 )
 
@@ -92,6 +94,9 @@ _MODEL_NAMES: Mapping[str, str] = {
     "layer_inputs_projection": "model.per_layer_model_projection",
     "layer_inputs_norm": "model.per_layer_projection_norm",
     "layers": "model.layers",
+    "message_queries": "model.message_input.query",
+    "kv_message_queries": "model.message_input.kv_query",
+    "last_query": "model.final_input.query",
     "norm": "model.norm",
     "head": "lm_head",
 }
@@ -105,6 +110,30 @@ _NAMES: Mapping[str, str] = {
     "k_norm": "self_attn.k_norm",
     "sinks": "self_attn.sinks",
     "output_gating": "self_attn.gate_proj",
+    "distance": "self_attn.r_proj",
+    "distance_scale": "self_attn.relative_position_bias.norm.scale",
+    "query_scale": "self_attn.q_proj.norm.scale",
+    "token_sinks": "self_attn.sink_proj",
+    "key_input_norm": "k_input_layernorm",
+    "value_input_norm": "v_input_layernorm",
+    "k_static": "self_attn.k_proj.sconv.static_weight",
+    "v_static": "self_attn.v_proj.sconv.static_weight",
+    "k_dynamic": "self_attn.k_proj.sconv.weight_proj.weight",
+    "v_dynamic": "self_attn.v_proj.sconv.weight_proj.weight",
+    "depth_queries": "attention_input.query",
+    "feed_query": "mlp_input.query",
+    **{
+        f"{role}_message_{part}": f"{role}_message_gate.{name}_proj.weight"
+        for role in ("q", "k", "v", "mlp")
+        for part, name in (("down", "down"), ("forget", "forget_gate"), ("gain", "message_gate"))
+    },
+    "distance_bank": "self_attn.rel_logits_proj.proj",
+    "k_taps": "self_attn.k_sconv.conv1d",
+    "v_taps": "self_attn.v_sconv.conv1d",
+    "attention_taps": "attn_sconv.conv1d",
+    "mlp_taps": "mlp_sconv.conv1d",
+    "mlp_factor": "mlp.global_scale",
+    "router_factor": "mlp.gate.global_scale",
     "q_a": "self_attn.q_a_proj",
     "q_a_norm": "self_attn.q_a_layernorm",
     "q_b": "self_attn.q_b_proj",
@@ -222,6 +251,9 @@ _NAMES: Mapping[str, str] = {
     "expert_down": "mlp.experts.{}.down_proj",
     "stacked_gate_up": "mlp.experts.gate_up_proj",
     "stacked_down": "mlp.experts.down_proj",
+    "always_gate": "mlp.shared_experts.gate_proj",
+    "always_up": "mlp.shared_experts.up_proj",
+    "always_down": "mlp.shared_experts.down_proj",
     "shared_gate": "mlp.shared_expert.gate_proj",
     "shared_up": "mlp.shared_expert.up_proj",
     "shared_down": "mlp.shared_expert.down_proj",
@@ -244,6 +276,14 @@ RESIDUAL_WEIGHTS = {
     for block in ("attention", "mlp")
 }
 EMBEDDING_WEIGHTS = ("embedding_shift", "embedding_factor")
+SHORT_CONVS = ("k_taps", "v_taps", "attention_taps", "mlp_taps")
+DYNAMIC_CONVS = ("k_static", "v_static", *SHORT_CONVS[2:])
+MESSAGES = ("q", "k", "v", "mlp")  # prefixes of roles, in order
+# of queries and the feed-forward, and of keys and values, in turn for each layer
+MESSAGE_QUERIES = ("message_queries", "kv_message_queries")
+MESSAGE_MATRICES = ("down", "forget", "gain")
+DEPTH_QUERIES = ("depth_queries", "feed_query")
+BLOCK_FACTORS = ("mlp_factor", "router_factor")  # of a dense feed-forward, or of experts
 ROUTER_MATRICES = {"router_inner": "inner", "router_first": "first", "router_second": "second"}
 # roles of low-rank additions to a block's first projections -> parts of each projection
 ATTENTION_ADDITION = (("q_first", "second_q"), ("k_first", "second_k"), ("v_first", "second_v"))
@@ -271,6 +311,13 @@ def parameters(spec: ModelSpec) -> Iterator[ParameterSpec]:
         yield from _layer_inputs(names, spec)
     for i in range(len(spec.layers)):
         yield from layer_parameters(spec, i)
+    for role in MESSAGE_QUERIES if spec.looped_layers else ():
+        rows = (2 * spec.looped_layers, spec.hidden_size)
+        yield ParameterSpec(role, rows, (CheckpointSlice(names[role], rows),))
+    if spec.blocks:
+        yield ParameterSpec(
+            "last_query", table[1:], (CheckpointSlice(names["last_query"], table[1:]),)
+        )
     yield from _model_norm("norm", names, spec)
     if not spec.tied_embeddings:
         yield ParameterSpec(
@@ -321,8 +368,11 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
     `_bias`.
     """
     layer = spec.layers[index]
+    if layer.repeats is not None:
+        return
     family = FAMILIES[spec.architecture]
-    names = _Names(family, index, more=None if layer.block is None else family.block_names)
+    more = None if layer.block is None else family.block_names
+    names = _Names(family, index, layer.stored_as, more)
     inputs = layer.attention_inputs(spec.hidden_size)
     if layer.block is not None:
         yield from _own_block_parameters(names, spec, index)
@@ -340,7 +390,16 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
         yield from names.matrices({"inputs_output": spec.hidden_size}, layer.input_size, bias=False)
     for mixer in layer.mixers if layer.block is None else (layer.attention,):
         yield from _mixer_parameters(names, mixer, spec.hidden_size, inputs)
+    if layer.depth is not None:
+        for role, count in zip(DEPTH_QUERIES, (layer.depth.queries, 1)):
+            shape = (spec.hidden_size,) if count == 1 else (count, spec.hidden_size)
+            if count:
+                yield names.depth_query(role, shape)
+        if layer.depth.gate_rank:
+            yield from _message_parameters(names, spec.hidden_size, layer.depth.gate_rank)
     feed_forward = layer.feed_forward
+    if (factor := block_factor(layer)) is not None:
+        yield names.vector(factor, 1, suffix="")
     if not layer.feeds:
         return
     if isinstance(feed_forward, DenseSpec):
@@ -354,6 +413,25 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
             yield from names.matrices({"channel_r": spec.hidden_size}, spec.hidden_size, bias=False)
     else:
         yield from _expert_parameters(names, feed_forward, spec.hidden_size)
+
+
+def _message_parameters(names: _Names, hidden: int, rank: int) -> Iterator[ParameterSpec]:
+    """Yields the parameters of the gates of a layer's messages."""
+    for role in MESSAGES:
+        yield names.matrix(f"{role}_message_down", (rank, 2 * hidden))
+        yield names.matrix(f"{role}_message_forget", (hidden, rank))
+        yield names.matrix(f"{role}_message_gain", (hidden, rank))
+
+
+def block_factor(layer: LayerSpec) -> str | None:
+    """Returns the role of the learnt number that multiplies the output of the feed-forward, or None
+    if the layer has none.
+    """
+    if not isinstance(layer.attention, AttentionSpec):
+        return None
+    if (convs := layer.attention.short_convs) is None or not convs.learns_factor:
+        return None
+    return BLOCK_FACTORS[isinstance(layer.feed_forward, ExpertsSpec)]
 
 
 def _own_block_parameters(names: _Names, spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
@@ -437,6 +515,25 @@ def _head_parameters(names: _Names, a: AttentionSpec, hidden: int) -> Iterator[P
         shapes = {"head": (a.key_size,), "heads": (heads, a.key_size), "whole": (sizes[role],)}
         yield from names.norm(f"{role}_norm", shapes[a.qk_norm], bias=a.qk_norm_bias)
     yield from names.matrices(gate, hidden, bias=False)
+    if a.distance_bias is not None:
+        yield from names.matrices({"distance": a.bias_projection}, hidden, bias=False)
+        yield names.array("distance_bank", (a.distance_bias.rank, a.distance_bias.extent))
+        if a.distance_bias.clip is not None:
+            yield names.array("distance_scale", (a.heads, a.distance_bias.rank))
+    if a.norm_limit is not None:
+        yield names.array("query_scale", (a.heads, a.key_size))
+    if a.token_sinks:
+        yield from names.matrices({"token_sinks": a.heads}, hidden, bias=False)
+    if a.short_convs is not None:
+        channels = a.projected_keys, a.projected_values, *[a.short_convs.hidden] * 2
+        taps = a.short_convs.taps
+        for role, size in zip(short_conv_roles(a.short_convs), channels):
+            if role in ("k_static", "v_static"):
+                yield names.array(role, (taps, size))
+            else:
+                yield from names.channel_kernels({role: size}, taps, bias=False)
+        for role in ("k_dynamic", "v_dynamic") if a.short_convs.dynamic else ():
+            yield names.matrix(role, (a.kv_heads * taps, hidden))
     if a.sinks:
         yield names.vector("sinks", a.heads, suffix="")
 
@@ -591,13 +688,34 @@ def _mlstm_parameters(names: _Names, a: MlstmSpec, hidden: int) -> Iterator[Para
     yield from names.matrices({"mlstm_out": hidden}, a.heads * a.value_size, bias=False)
 
 
+def short_conv_roles(spec: ShortConvSpec) -> tuple[str, ...]:
+    """Returns the roles of the kernels of a layer's short convolutions, in order."""
+    return DYNAMIC_CONVS if spec.dynamic else SHORT_CONVS
+
+
+def separate_projection_roles(spec: MixerSpec) -> dict[str, tuple[str, ...]]:
+    """Returns the roles of the matrices stacked in the linear layers of keys and of values, by the
+    linear layer's attribute of `Layer`. Returns none if they are in attention's first linear layer.
+    """
+    if not isinstance(spec, AttentionSpec) or not spec.separate:
+        return {}
+    dynamic = spec.short_convs is not None and spec.short_convs.dynamic
+    return {
+        "keys": ("k", "k_dynamic") if dynamic else ("k",),
+        "values": ("v", "v_dynamic") if dynamic else ("v",),
+    }
+
+
 def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
     """Returns the roles of the matrices stacked in attention's first linear layer, in order."""
     if isinstance(spec, AttentionSpec):
-        own = ("k",) if spec.projected_keys else ()
-        values = ("v",) if spec.projected_values else ()
+        own = ("k",) if spec.projected_keys and not spec.separate else ()
+        values = ("v",) if spec.projected_values and not spec.separate else ()
         before = () if spec.taps is None else ("v_before",)
-        return "q", *own, *values, *before, *(("output_gating",) if spec.output_gate else ())
+        gate = ("output_gating",) if spec.output_gate else ()
+        bias = () if spec.distance_bias is None else ("distance",)
+        sinks = ("token_sinks",) if spec.token_sinks else ()
+        return "q", *own, *values, *before, *gate, *bias, *sinks
     if isinstance(spec, ConvSpec):
         return "conv_b", "conv_c", "conv_x"
     if isinstance(spec, DeltaSpec):
@@ -647,7 +765,7 @@ def _expert_parameters(names: _Names, experts: ExpertsSpec, hidden: int) -> Iter
     if experts.carries:
         yield names.vector("router_carry", size, suffix="")
     if experts.correction:
-        yield names.vector("correction", experts.classes, suffix="")
+        yield names.vector("correction", experts.classes - experts.always, suffix="")
     if experts.apart:
         yield names.vector("router_scale", hidden, suffix="")
     if experts.expert_scales:
@@ -710,6 +828,20 @@ class _Names:
     def array(self, role: str, shape: tuple[int, ...], suffix: str = "") -> ParameterSpec:
         piece = CheckpointSlice(self._path(role.removesuffix("_bias")) + suffix, shape)
         return ParameterSpec(role, shape, (piece,), self._layer)
+
+    def matrix(self, role: str, shape: tuple[int, int]) -> ParameterSpec:
+        """Returns a matrix whose name has no suffix."""
+        piece = CheckpointSlice(self._path(role), shape, inputs=1)
+        return ParameterSpec(role, shape, (piece,), self._layer)
+
+    def depth_query(self, role: str, shape: tuple[int, ...]) -> ParameterSpec:
+        """Returns the queries with which an input reads earlier blocks. Some families number them
+        outside the layers, those of attention from the second layer on.
+        """
+        name = self._names[role]
+        number = self._stored_in - (role == "depth_queries")
+        path = name.format(number) if "{}" in name else self._path(role)
+        return ParameterSpec(role, shape, (CheckpointSlice(path, shape),), self._layer)
 
     def stack_item(
         self, role: str, index: int, count: int, shape: tuple[int, ...]
@@ -837,8 +969,14 @@ class _Names:
 
     def expert(self, expert: int, experts: ExpertsSpec, hidden: int) -> Iterator[ParameterSpec]:
         """Yields an expert's matrices. A checkpoint may store each as a separate tensor, or as a
-        slice of a tensor that stacks all experts.
+        slice of a tensor that stacks all experts, or all shared ones.
         """
+        if (routed := experts.count - experts.always) <= expert:
+            for role in ("gate", "up", "down"):
+                matrix = (hidden, experts.size) if role == "down" else (experts.size, hidden)
+                found = self.stack_item(f"always_{role}", expert - routed, experts.always, matrix)
+                yield replace(found, role=f"expert_{role}", expert=expert)
+            return
         size = experts.size
         interleaved = self._family.experts_interleaved
         transposed = interleaved or self._family.experts_transposed
@@ -852,12 +990,12 @@ class _Names:
                 stacked_rows = hidden
             elif not experts.gated:
                 stacked_rows = size
-            elif interleaved:
+            elif interleaved or self._family.expert_rows_alternate:
                 rows = slice(int(role == "up"), None, 2)
             else:
                 rows = slice(0, size) if role == "gate" else slice(size, None)
             if transposed:
-                shape = (experts.count, inputs, stacked_rows)
+                shape = (routed, inputs, stacked_rows)
                 slices = [
                     CheckpointSlice(path, shape, (expert, slice(None), rows), outputs=2, inputs=1)
                 ]
@@ -865,16 +1003,14 @@ class _Names:
                 slices = [
                     CheckpointSlice(
                         path,
-                        (experts.count, stacked_rows, inputs),
+                        (routed, stacked_rows, inputs),
                         (expert, rows),
                         outputs=1,
                         inputs=2,
                     )
                 ]
             biases = [
-                CheckpointSlice(
-                    f"{path}_bias", (experts.count, stacked_rows), (expert, rows), outputs=1
-                )
+                CheckpointSlice(f"{path}_bias", (routed, stacked_rows), (expert, rows), outputs=1)
             ]
             if self._names[f"expert_{role}"]:
                 split = self._path(f"expert_{role}").format(expert)

@@ -13,6 +13,7 @@ from sglang_lite.runtime.models.spec import (
     ConvSpec,
     DeltaSpec,
     DenseSpec,
+    DepthSpec,
     ExpertsSpec,
     LatentSpec,
     LayerSpec,
@@ -125,8 +126,11 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
     if layer.block is not None:
         yield from _block_lines(spec, layer, layer.block)
         return
-    if layer.mixes:
+    if layer.depth is not None:
+        yield from _depth_lines(layer, layer.depth, norm, _norm_notes(spec))
+    elif layer.mixes:
         yield f"h = {norm}(x)" if before else "h = x", _norm_notes(spec) if before else ""
+    if layer.mixes:
         yield from _mixer_lines(layer.attention, norm)
     if layer.beside is not None:
         yield from _state_space_lines(layer.beside, "m")
@@ -139,10 +143,23 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
         return
     weighted = "({} + shift) * factor + ({} + shift2) * factor2"
     total = weighted if layer.residual_weights else f"{{}} + {{}}{scale}"
+    convs = layer.attention.short_convs if isinstance(layer.attention, AttentionSpec) else None
+    factor = f" / sqrt({convs.taps + 1})" if convs is not None and convs.scaled else ""
+    if convs is not None:
+        yield f"a = {_scaled_sum('a', factor)}", f"over {convs.taps} tokens"
     if layer.mixes:
         yield f"x = {total.format(residual[0], attended)}", ""
     if layer.feeds:
-        yield from _feed_forward_lines(layer.feed_forward, f"{norm}(x)" if before else "x", norm)
+        fed = "x" if layer.depth is None else "attend([blocks, x])"
+        if layer.depth is not None and layer.depth.messages:
+            fed = f"gate({fed}, message)"
+        yield from _feed_forward_lines(
+            layer.feed_forward, f"{norm}({fed})" if before else fed, norm
+        )
+        if convs is not None:
+            learnt = "factor * " if convs.learns_factor else ""
+            total_of_f = _scaled_sum("f", factor or " ") if learnt else _scaled_sum("f", factor)
+            yield f"f = {learnt}{total_of_f.strip()}", f"over {convs.taps} tokens"
         yield f"x = {total.format(residual[1], f'{norm}(f)' if after else 'f')}", ""
     if layer.input_size:
         act = layer.feed_forward.activation
@@ -151,6 +168,30 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
         yield "x = x * layer_scale", "a learnt number"
     if layer.result_scale != 1:
         yield f"x = x * {layer.result_scale:.4g}", ""
+
+
+def _depth_lines(
+    layer: LayerSpec, depth: DepthSpec, norm: str, notes: str
+) -> Iterator[tuple[str, str]]:
+    """Yields the lines of attention's input in a layer of a block."""
+    separate = depth.norms > 1 or bool(depth.messages)
+    if layer.repeats is not None:
+        yield "# the weights of an earlier layer", ""
+    if depth.restarts is not None:
+        yield "x = the sum before the first pass", "a pass begins"
+    read = "attend([blocks, x])" if depth.queries else "x"
+    if depth.messages:
+        yield "message = attend(blocks of the pass before)", "each for q, k, v and the feed-forward"
+        read = f"gate({read}, message)"
+    yield f"h = {norm}({read})", f"{notes}{', each for q, k and v' if separate else ''}"
+    if depth.writes is not None:
+        yield "blocks, x = [blocks, x], 0", "a block of layers begins"
+
+
+def _scaled_sum(name: str, factor: str) -> str:
+    """Returns the sum of a block's output and its convolution, in parentheses before a factor."""
+    total = f"{name} + convolve({name})"
+    return f"({total}){factor}" if factor else total
 
 
 def _block_lines(spec: ModelSpec, layer: LayerSpec, block: BlockSpec) -> Iterator[tuple[str, str]]:
@@ -215,6 +256,17 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
         yield "q, k = convolve(convolve(q)), convolve(convolve(k))", notes
         yield "q = rms_norm(q + means)", "of each head, no weights"
         yield "k = rms_norm(k + mean(means)) * key_factor", "a number for each head"
+    if (convs := attention.short_convs) is not None:
+        notes = f"over {convs.taps} tokens"
+        if convs.dynamic:
+            notes += ", by kernels that depend on the token"
+        yield "k, v = k + convolve(k), v + convolve(v)", notes
+        if convs.scaled:
+            root = f"sqrt({convs.taps * (1 + convs.dynamic) + 1})"
+            yield f"k, v = k / {root}, v / {root}", ""
+    if (by_distance := attention.distance_bias) is not None:
+        notes = f"{by_distance.extent:,} distances of each head, through {by_distance.rank}"
+        yield "bias = (h @ Wr) @ bank", notes
     norms: list[tuple[str, str]] = []
     if attention.qk_norm:
         of = {
@@ -225,6 +277,8 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
         norms.append((f"q, k = {norm}(q), {norm}(k)", f"of {of[attention.qk_norm]}"))
     if not attention.norms_rotated:
         yield from norms
+    if attention.norm_limit is not None:
+        yield "q, k = shorten(q * factors), shorten(k)", f"to a norm of {attention.norm_limit:.4g}"
     if attention.value_norm:
         yield "v = rms_norm(v)", "of each head, no weights"
     if attention.rope.kind != "none":
@@ -236,15 +290,19 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
         yield "q, k = rotate(q, position), rotate(k, position)", notes
     if attention.norms_rotated:
         yield from norms
-    if growth := attention.rope.query_growth:
-        yield (
-            f"q = q * (1 + {growth:g} * log(1 + {_shifted_position(attention.rope)} // {attention.rope.query_span}))",
-            "natural logarithm",
-        )
+    if attention.rope.query_growth:
+        tau = _query_factor(attention.rope)
+        if attention.distance_bias is None:
+            yield f"q = q * ({tau})", "natural logarithm"
+        else:
+            yield f"tau = {tau}", "natural logarithm"
+            yield "q, bias = q * tau, bias * tau", ""
     yield "keys, values = cache(k, v)", ""
     scores = _apply_softcap(f"q @ keys.T * {attention.scale:.4g}", attention.softcap)
     if attention.slopes:
         scores += " + slopes * position"
+    if attention.distance_bias is not None:
+        scores += " + bias[distance]"
     seen = "earlier tokens and itself" if attention.causal else "all tokens"
     if attention.window is not None:
         seen = f"the last {attention.window:,} tokens"
@@ -252,7 +310,9 @@ def _attention_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str,
             seen = f"earlier tokens of its chunk of {attention.window:,}, and itself"
     yield (
         f"a = softmax({scores}) @ values",
-        seen + (", and a learnt sink" if attention.sinks else ""),
+        seen
+        + (", and a learnt sink" if attention.sinks else "")
+        + (", and a sink h @ Ws" if attention.token_sinks else ""),
     )
     if attention.output_gate:
         yield "a = a * sigmoid(h @ Wg)", "a number for each head" if attention.gate_by_head else ""
@@ -269,6 +329,15 @@ def _query_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str, str
         seen = f"the last {attention.window:,} tokens"
     yield f"a = softmax(q @ keys.T * {attention.scale:.4g}) @ values", seen
     yield "a = a @ Wo", f"keys and values of layer {attention.keys_of}"
+
+
+def _query_factor(rope: RopeSpec) -> str:
+    """Returns the factor of queries by position."""
+    at = _shifted_position(rope)
+    grown = f"1 + {at} // {rope.query_span}"
+    if rope.query_floor:
+        grown = f"max({at} / {rope.query_span}, 1)"
+    return f"1 + {rope.query_growth:g} * log({grown})"
 
 
 def _shifted_position(rope: RopeSpec) -> str:
@@ -462,7 +531,7 @@ def _feed_forward_lines(
     groups = f", of the best {of.kept_groups} of {of.groups} groups" if of.groups > 1 else ""
     chosen = "scores + correction" if of.correction else "scores"
     yield f"scores = {scored}", f"{of.count} experts{', and none' if of.skips else ''}"
-    yield f"chosen = top_k({chosen}, {of.top_k})", f"for each token{groups}"
+    yield f"chosen = top_k({chosen}, {of.top_k - of.always})", f"for each token{groups}"
     weights = (
         "scores[chosen]"
         + (" / sum" if of.normalise else "")
@@ -471,6 +540,8 @@ def _feed_forward_lines(
     )
     bias = ", with biases" if of.bias else ""
     inner = f"{of.activation}(gate) * up" if of.gated else f"{of.activation}(up)"
+    if of.always:
+        yield "chosen = chosen + shared", f"the last {of.always} experts"
     yield f"f = sum({weights} * expert({rows}))", f"{inner}, through {of.size:,}{bias}"
     if of.shared_size:
         gate = "sigmoid(h @ shared_gate) * " if of.shared_gate else ""

@@ -216,17 +216,20 @@ def _check_rope(parameters: Mapping[str, Json], source: str) -> None:
 def _read_model_spec(name: str, config: Config) -> ModelSpec:
     family = FAMILIES[name]
     eos = config.get("eos_token_id")
-    layers = _read_layer_specs(family, config)
+    layers = family.unroll(config, _read_layer_specs(family, config))
     return ModelSpec(
         architecture=name,
-        vocab_size=config["vocab_size"],
         hidden_size=config["hidden_size"],
         max_positions=_max_positions(config, layers),
         layers=layers,
         tied_embeddings=config.get("tie_word_embeddings", False),
         eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (eos,),
         bos_id=config.get("bos_token_id"),
-        **{"rms_eps": config.get("rms_norm_eps", 1e-6), **family.model_fields(config)},
+        **{
+            "vocab_size": config["vocab_size"],
+            "rms_eps": config.get("rms_norm_eps", 1e-6),
+            **family.model_fields(config),
+        },
     )
 
 
@@ -274,12 +277,12 @@ def _read_layer_specs(family: Family, config: Config) -> tuple[LayerSpec, ...]:
             NO_ROPE if not family.has_rope(config, i, window) else rope if window is None else local
         )
         attention: MixerSpec = latent or AttentionSpec(
-            heads,
-            rope=layer_rope,
             chunked=family.chunked and window is not None,
             qkv_bias=qkv_bias,
             output_bias=output_bias,
             **{
+                "heads": heads,
+                "rope": layer_rope,
                 "kv_heads": kv_heads,
                 "value_size": head_dim,
                 "window": window,

@@ -205,7 +205,8 @@ def _mixer_problem(a: MixerSpec, tp: int, *, even: bool) -> str | None:
     """Returns the part of a mixer that ranks can't share, as `_sharing_problem` does."""
     if isinstance(a, NoMixerSpec):
         return None
-    if isinstance(a, AttentionSpec) and a.taps is not None and tp > 1:
+    convolves = isinstance(a, AttentionSpec) and (a.taps or a.short_convs) is not None
+    if convolves and tp > 1:
         return "attention with convolutions"
     if isinstance(a, WkvSpec) and tp > 1:
         return "time mixing"

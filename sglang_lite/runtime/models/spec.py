@@ -36,6 +36,8 @@ class RopeSpec:
         query_growth, query_span, query_shift: queries at position p are multiplied by 1 +
             query_growth * log(1 + floor((p + query_shift) / query_span)), so that attention stays
             sharp in long texts (Llama 4).
+        query_floor: whether they are multiplied by 1 + query_growth * log(max((p + query_shift) /
+            query_span, 1)) instead (Inkling).
     """
 
     theta: float = 10_000.0
@@ -47,9 +49,66 @@ class RopeSpec:
     query_growth: float = 0.0
     query_span: int = 1
     query_shift: int = 0
+    query_floor: bool = False
 
 
 NO_ROPE = RopeSpec(kind="none", rotary_dim=2)
+
+
+@dataclass(frozen=True, slots=True)
+class DistanceBiasSpec:
+    """Bias of a layer's scores that depends on the query's token and its distance to the key
+    (Inkling).
+
+    Each token has a vector r for each head, projected from the hidden state like the query. The
+    bank maps it to numbers that are added to the scaled scores of the keys at distances 0, 1, …:
+
+        score[h, distance] += r[h] @ bank[:, distance]
+
+    Keys from distance `extent` on have no bias. If positions scale queries, they scale r, too.
+
+    Attributes:
+        rank: elements of r.
+        extent: number of distances.
+        clip: largest norm of r, which is multiplied by learnt numbers before; None for neither.
+    """
+
+    rank: int
+    extent: int
+    clip: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShortConvSpec:
+    """Short convolutions of a layer's keys and values, before any norm, and of the outputs of both
+    of its blocks (Inkling).
+
+    Each channel is convolved by itself and added to the result:
+
+        out[t] = factor * (x[t] + sum over k of kernel[k] * x[t - taps + 1 + k])
+
+    A sequence has the last inputs of the convolutions as its state.
+
+    Attributes:
+        taps: number of tokens that a convolution covers, the current one included; at least 2.
+        hidden: elements of a hidden state.
+        learns_factor: whether the output of the feed-forward is also multiplied by a learnt number.
+        scaled: whether the factor is (taps + 1) ** -0.5, or (2 * taps + 1) ** -0.5 if `dynamic`; else
+            it is 1.
+        dynamic: whether the kernels of keys and values also have a part for each token and head,
+            which is projected from the hidden state like the key or the value.
+    """
+
+    taps: int
+    hidden: int
+    learns_factor: bool = True
+    scaled: bool = False
+    dynamic: bool = False
+
+    @property
+    def copies(self) -> int:
+        """Number of times that the state has the last inputs of keys and values."""
+        return self.taps - 1 if self.dynamic else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +147,13 @@ class AttentionSpec:
         output_scale: factor of the outputs, before the output projection.
         taps: numbers of tokens that the two convolutions of queries and keys cover, the current one
             included, as `layers.cca` describes; None for no convolutions.
+        norm_limit: largest norm of a head's query or key, or None. Queries are multiplied by learnt
+            numbers before.
+        token_sinks: whether each token has an extra score in the softmax of each head, with no
+            value attached, projected from the hidden state.
+        separate: whether queries, keys and values are projected from different inputs.
+        distance_bias: bias of the scores by distance, or None.
+        short_convs: short convolutions of the layer, or None.
     """
 
     heads: int
@@ -116,6 +182,11 @@ class AttentionSpec:
     slopes: tuple[float, ...] = ()
     output_scale: float = 1.0
     taps: tuple[int, int] | None = None
+    norm_limit: float | None = None
+    token_sinks: bool = False
+    separate: bool = False
+    distance_bias: DistanceBiasSpec | None = None
+    short_convs: ShortConvSpec | None = None
 
     @property
     def planes(self) -> tuple[Plane, ...]:
@@ -136,13 +207,24 @@ class AttentionSpec:
 
     @property
     def state(self) -> StatePlanes | None:
-        """State of the convolutions: their last inputs, which each of the second one's taps has."""
+        """State of the convolutions: their last inputs, which each of the second one's taps has, or
+        those of all short convolutions.
+        """
+        if self.short_convs is not None:
+            channels = self.short_convs.copies * (self.projected_keys + self.projected_values)
+            channels += 2 * self.short_convs.hidden
+            return StatePlanes(self.short_convs.taps - 1, channels, (1,))
         if self.taps is None:
             return None
         first, second = self.taps
         channels = (self.heads + self.kv_heads) * self.key_size
         earlier = max(first + second - 2, 1)
         return StatePlanes(earlier, second * channels + self.projected_values // 2, (1,))
+
+    @property
+    def bias_projection(self) -> int:
+        """Outputs of the projection of the scores' bias by distance."""
+        return 0 if self.distance_bias is None else self.heads * self.distance_bias.rank
 
     @property
     def projections(self) -> int:
@@ -168,13 +250,17 @@ class AttentionSpec:
     def activation_elements(self) -> int:
         """Activation elements that attention needs per token at its peak."""
         convolved = 0 if self.state is None else 8 * self.state.channels
-        return (self.heads + 2 * self.kv_heads) * self.key_size * 2 + convolved
+        bias = 0 if self.distance_bias is None else 2 * self.heads * self.distance_bias.extent
+        return (self.heads + 2 * self.kv_heads) * self.key_size * 2 + convolved + bias
 
     def weight_elements(self, hidden: int) -> int:
         """Counts the elements of the weight matrices."""
         keys = self.heads * self.key_size + self.projected_keys
         values = self.heads * self.value_size + self.projected_values
-        return hidden * (keys + values + self.heads * self.gate_size)
+        gates = self.heads * (self.gate_size + self.token_sinks) + self.bias_projection
+        if self.short_convs is not None and self.short_convs.dynamic:
+            gates += 2 * self.kv_heads * self.short_convs.taps
+        return hidden * (keys + values + gates)
 
 
 # for models without attention: kernels are prepared for it, but none is launched
@@ -862,8 +948,9 @@ class ExpertsSpec:
         top_k: number of experts chosen for each token.
         size: intermediate size of an expert.
         activation: "silu", "gelu" or "gelu_tanh"; or "clamped" for gate * sigmoid(alpha * gate) *
-            (up + 1), with the gate clamped to at most `limit` and up to ±`limit` first; or "relu2"
-            without a gate.
+            (up + 1), with the gate clamped to at most `limit` and up to ±`limit` first; or
+            "softcapped" for cap(gate, alpha) * sigmoid(gate) * cap(up, limit), with cap(x, c) = c *
+            tanh(x / c); or "relu2" without a gate.
         gated: whether experts have gates, as in DenseSpec.
         scoring: function that maps router logits to scores; or "sparsemixer", which chooses two experts
             as `layers.experts.sparse_mixer` describes.
@@ -877,7 +964,7 @@ class ExpertsSpec:
         scale: factor of the weights.
         weigh_input: whether an expert's weight multiplies its input, not its output.
         router_bias, bias: whether the router and the experts' matrices have biases.
-        alpha, limit: parameters of the "clamped" activation.
+        alpha, limit: parameters of the "clamped" and "softcapped" activations.
         shared_size: intermediate size of the shared expert that every token passes through; 0 for
             none.
         shared_scale: factor of the shared expert's output.
@@ -890,6 +977,8 @@ class ExpertsSpec:
         router_size: elements of the router's hidden layers; 0 for none.
         carries: whether the router also reads the hidden layer of the router in the layer before.
         skips: whether the router may choose that no expert gets a token.
+        always: number of shared experts among `count`, the last ones. They are the last of each
+            token's `top_k`, and the router gives them weights like the others'.
         own: experts whose matrices a rank has, in order; None for all.
     """
 
@@ -919,6 +1008,7 @@ class ExpertsSpec:
     router_size: int = 0
     carries: bool = False
     skips: bool = False
+    always: int = 0
     own: tuple[int, ...] | None = None
     gate_scale: ClassVar[float] = 1.0
     inner_scale: ClassVar[float] = 1.0
@@ -990,6 +1080,49 @@ class BlockSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class DepthSpec:
+    """How a layer reads those before it, if blocks of layers have sums of their own (attention
+    residuals, Inkling 2).
+
+    A block's layers add their outputs to one sum, which begins with nothing. Each input of a layer
+    is an attention of the token over the sums of the blocks before, and the sum of the present
+    block so far; the embedding is the first block. Its query is a learnt vector, and keys and values
+    are the normalised sums. So the feed-forward has an input, and the attention has `queries`.
+
+    Some layers may run several times, in passes. Each pass begins with the sums before the first
+    one. In later passes, an input is also changed by a message: an attention over the blocks of the
+    pass before, as `layers.message_gates` describes.
+
+    Attributes:
+        sources: places of the sums of the blocks that were complete before the layer.
+        writes: place of the sum that is complete before the layer begins a block, or None.
+        queries: number of attention's inputs that are read like this: one for queries, keys and
+            values together, or three; 0 for the embedding itself.
+        norms: number of norms of attention's inputs, one or three.
+        gate_rank: rank of the gates of messages, or 0 if the layer runs only once.
+        looped: number of layers before it that also run several times.
+        saves: place where a pass puts the last sum of the pass before, or None.
+        restarts: place of the sum with which a pass begins, or None.
+        messages: places of the previous pass's sums, the last one at the end; empty for no message.
+    """
+
+    sources: tuple[int, ...]
+    writes: int | None
+    queries: int
+    norms: int = 1
+    gate_rank: int = 0
+    looped: int = 0
+    saves: int | None = None
+    restarts: int | None = None
+    messages: tuple[int, ...] = ()
+
+    @property
+    def complete(self) -> tuple[int, ...]:
+        """Places of the sums that are complete when the layer's feed-forward runs."""
+        return self.sources if self.writes is None else (*self.sources, self.writes)
+
+
+@dataclass(frozen=True, slots=True)
 class LayerSpec:
     """Transformer layer: attention, then a feed-forward, each added to the residual. One of the two
     may be missing.
@@ -1016,6 +1149,9 @@ class LayerSpec:
             learnt vectors, before they are added.
         block: what attention and the feed-forward are if only `beside` reads their output; None if
             they are added to the residual.
+        depth: how the layer reads those before it, or None for one residual of all layers.
+        repeats: index of an earlier layer whose weights this layer has, or None for its own.
+        stored_as: number of the layer in a checkpoint, or None for its index.
     """
 
     attention: MixerSpec
@@ -1030,6 +1166,9 @@ class LayerSpec:
     input_size: int = 0
     residual_weights: bool = False
     block: BlockSpec | None = None
+    depth: DepthSpec | None = None
+    repeats: int | None = None
+    stored_as: int | None = None
 
     @property
     def state(self) -> StatePlanes | None:
@@ -1051,7 +1190,11 @@ class LayerSpec:
     @property
     def hidden_norms(self) -> tuple[str, ...]:
         """Norms of hidden states in this layer, as roles of `parameters.py`."""
-        before = ("input_norm",) if self.parallel == "one norm" else ("input_norm", "mlp_norm")
+        before: tuple[str, ...] = ("input_norm", "mlp_norm")
+        if self.parallel == "one norm":
+            before = ("input_norm",)
+        elif self.depth is not None and self.depth.norms > 1:
+            before = ("input_norm", "key_input_norm", "value_input_norm", "mlp_norm")
         after = ("attention_out_norm", "mlp_out_norm")
         roles = {"after": after, "both": before + after}.get(self.norms, before)
         fed = [role for role in roles if role.startswith("mlp_")]
@@ -1082,7 +1225,9 @@ class LayerSpec:
         return hidden if self.block is None else 2 * hidden
 
     def weight_elements(self, hidden: int) -> int:
-        """Counts the elements of the weight matrices, without those of another layer's block."""
+        """Counts the elements of the weight matrices, without those of another layer or block."""
+        if self.repeats is not None:
+            return 0
         if self.block is not None and self.block.weights_of is not None:
             assert self.beside is not None
             return self.beside.weight_elements(hidden) + self._block_elements(hidden)
@@ -1139,6 +1284,7 @@ class ModelSpec:
             embedding; 0 for none.
         position_offset: number of rows before that of position 0 in the table of these vectors.
         layer_input_tokens: number of tokens in the table of the layers' inputs; 0 for none.
+        real_tokens: number of tokens that have logits, if the vocabulary is padded; 0 for all.
         draft_layers: number of extra layers after the model's own, for drafting tokens, that a
             checkpoint may contain; they are not loaded.
     """
@@ -1165,6 +1311,7 @@ class ModelSpec:
     learned_positions: int = 0
     position_offset: int = 0
     layer_input_tokens: int = 0
+    real_tokens: int = 0
     draft_layers: int = 0
 
     @property
@@ -1189,7 +1336,26 @@ class ModelSpec:
         besides the residual.
         """
         others = self.layer_input_size > 0 or self.router_size > 0
-        return others or bool(self.key_readers) or self.reads_embeddings
+        return others or bool(self.key_readers) or self.reads_embeddings or self.blocks > 0
+
+    @property
+    def blocks(self) -> int:
+        """Number of places for the sums of blocks of layers; 0 if there is one residual."""
+        depths = [layer.depth for layer in self.layers if layer.depth is not None]
+        columns = [column for each in depths for column in each.complete]
+        return max((*columns, *(x.saves for x in depths if x.saves is not None)), default=-1) + 1
+
+    @property
+    def looped_layers(self) -> int:
+        """Number of layers that run several times."""
+        depths = (layer.depth for layer in self.layers)
+        return max((x.looped + 1 for x in depths if x is not None and x.gate_rank), default=0)
+
+    @property
+    def repeated_layers(self) -> Mapping[int, int]:
+        """Layers that have the weights of an earlier layer, with the index of that layer."""
+        layers = enumerate(self.layers)
+        return {i: layer.repeats for i, layer in layers if layer.repeats is not None}
 
     @property
     def router_size(self) -> int:

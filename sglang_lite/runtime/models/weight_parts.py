@@ -32,14 +32,21 @@ from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameters import (
     ATTENTION_ADDITION,
+    BLOCK_FACTORS,
     CHANNEL_MIXES,
     DELTA_KERNELS,
+    DEPTH_QUERIES,
+    DYNAMIC_CONVS,
     EMBEDDING_WEIGHTS,
     FEED_FORWARD_ADDITION,
     MAMBA1_NORMS,
     MAMBA2_KERNELS,
+    MESSAGE_MATRICES,
+    MESSAGE_QUERIES,
+    MESSAGES,
     RESIDUAL_WEIGHTS,
     ROUTER_MATRICES,
+    SHORT_CONVS,
     WKV_MIXES,
     XIELU_ROLES,
     CheckpointSlice,
@@ -48,6 +55,7 @@ from sglang_lite.runtime.models.parameters import (
     input_projection_roles,
     output_projection_role,
     parameters,
+    separate_projection_roles,
 )
 from sglang_lite.runtime.models.rotary_pairs import (
     deinterleave_order,
@@ -115,7 +123,14 @@ _OTHERS = {
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
     **dict.fromkeys(("first_taps", "second_taps", "key_factor"), "convolutions"),
+    **dict.fromkeys((*SHORT_CONVS, *DYNAMIC_CONVS, *BLOCK_FACTORS), "short_convs"),
     **{role: part for part, roles in RESIDUAL_WEIGHTS.items() for role in roles},
+}
+# roles of the matrices of messages' gates -> attribute and index
+_GATES = {
+    f"{role}_message_{part}": (part, i)
+    for i, role in enumerate(MESSAGES)
+    for part in MESSAGE_MATRICES
 }
 # roles of the weights of attention's convolutions -> attribute
 _CONVOLUTIONS = {
@@ -141,6 +156,12 @@ _OWN = frozenset(
         "inputs_output",
         "inputs_norm",
         "layer_scale",
+        "distance_bank",
+        "distance_scale",
+        "query_scale",
+        "key_input_norm",
+        "value_input_norm",
+        *DEPTH_QUERIES,
         "block_output",
         "beside_norm",
     )
@@ -163,8 +184,13 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
     if parameter.layer is None:
         if role in EMBEDDING_WEIGHTS:
             return None, "embedding_sum"
+        if role in MESSAGE_QUERIES:
+            return None, "message_queries"
         return None, "layer_inputs" if role.startswith("layer_inputs") else role
     layer = spec.layers[parameter.layer]
+    for part, roles in separate_projection_roles(layer.attention).items():
+        if role in roles:
+            return parameter.layer, part
     if role in input_projection_roles(layer.attention):
         return parameter.layer, "qkv"
     if layer.beside is not None:
@@ -178,6 +204,8 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
         return parameter.layer, "state"
     if role in _ADDITIONS:
         return parameter.layer, _ADDITIONS[role]
+    if role in _GATES:
+        return parameter.layer, "message_gates"
     return parameter.layer, "latent" if role in _LATENT else _OTHERS.get(role, "feed_forward")
 
 
@@ -196,6 +224,10 @@ def part_builders(model: Decoder, reader: WeightReader) -> dict[PartKey, Callabl
         functions[None, "position_table"] = reader.position_table
     if model.spec.embedding_norm:
         functions[None, "embedding_norm"] = reader.embedding_norm
+    if model.spec.looped_layers:
+        functions[None, "message_queries"] = reader.message_queries
+    if model.spec.blocks:
+        functions[None, "last_query"] = reader.last_query
     if model.spec.embedding_weights:
         functions[None, "embedding_sum"] = reader.embedding_sum
     if model.spec.layer_input_tokens:
@@ -222,9 +254,13 @@ def part_keys(model: Decoder) -> Iterator[PartKey]:
     norm = ((None, "embedding_norm"),) if model.spec.embedding_norm else ()
     inputs = ((None, "layer_inputs"),) if model.spec.layer_input_tokens else ()
     sums = ((None, "embedding_sum"),) if model.spec.embedding_weights else ()
-    yield from ((None, "embedding"), *own, *table, *norm, *sums, *inputs, (None, "norm"))
-    for i in range(len(model.layers)):
-        yield from ((i, name) for name in LAYER_PARTS)
+    last = ((None, "last_query"),) if model.spec.blocks else ()
+    if model.spec.looped_layers:
+        last = (*last, (None, "message_queries"))
+    yield from ((None, "embedding"), *own, *table, *norm, *sums, *inputs, *last, (None, "norm"))
+    for i, layer in enumerate(model.layers):
+        if layer.spec.repeats is None:
+            yield from ((i, name) for name in LAYER_PARTS)
 
 
 def drop_parts(model: Decoder) -> None:
@@ -361,6 +397,19 @@ class WeightParts:
             return layer.sinks
         if role == "layer_scale":
             return layer.layer_scale
+        if role in ("distance_bank", "distance_scale", "query_scale", *DEPTH_QUERIES):
+            own: torch.Tensor = getattr(layer, role)
+            return own.view(parameter.shape)
+        for kernels in (SHORT_CONVS, DYNAMIC_CONVS):
+            if role in kernels:
+                assert layer.short_convs is not None
+                return layer.short_convs.taps[kernels.index(role)]
+        if role in _GATES:
+            name, at = _GATES[role]
+            return _dense_matrix(getattr(layer.message_gates, name)[at])
+        if role in BLOCK_FACTORS:
+            assert layer.short_convs is not None
+            return layer.short_convs.factor
         if role == "router_scale":
             assert layer.router_scale is not None
             return layer.router_scale.mul(spec.hidden_size**0.5)
@@ -465,6 +514,13 @@ def _held_model_tensor(model: Decoder, parameter: ParameterSpec) -> torch.Tensor
             return model.embedding_sum[EMBEDDING_WEIGHTS.index(parameter.role)]
         case "embedding":
             return model.embedding if isinstance(model.embedding, torch.Tensor) else None
+        case "message_queries" | "kv_message_queries":
+            assert model.message_queries is not None
+            which = [0, 3] if parameter.role == "message_queries" else [1, 2]
+            return model.message_queries[:, which].flatten(0, 1)
+        case "last_query":
+            assert model.last_query is not None
+            return model.last_query[0]
         case "position_table":
             return model.position_table
         case "norm" | "norm_bias":
@@ -524,6 +580,9 @@ def _product(layer: Layer, role: str, expert: int | None) -> _Product:
     """
     attention = layer.spec.attention
     fed = layer.feed_forward
+    for part, roles in separate_projection_roles(attention).items():
+        if role in roles:
+            return getattr(layer, part), roles, None
     if role in input_projection_roles(attention):
         return layer.qkv, input_projection_roles(attention), deinterleave_order(attention)
     if role == "q_b":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,11 +23,13 @@ from sglang_lite.runtime.models.layers.linear import Linear, missing_linear, sta
 from sglang_lite.runtime.models.layers.linear_builder import LinearBuilder
 from sglang_lite.runtime.models.layers.low_rank import LowRank
 from sglang_lite.runtime.models.layers.mamba import Mamba1Weights, Mamba2Weights
+from sglang_lite.runtime.models.layers.message_gates import MessageGates
 from sglang_lite.runtime.models.layers.mlstm import MlstmWeights
 from sglang_lite.runtime.models.layers.rg_lru import RgLruWeights
 from sglang_lite.runtime.models.layers.rope import RotaryTable
 from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
 from sglang_lite.runtime.models.layers.rwkv import ChannelMix, WkvWeights, delay_kernel
+from sglang_lite.runtime.models.layers.short_convs import ShortConvs, build_short_convs
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameter_tensors import ParameterTensors, Table
 from sglang_lite.runtime.models.parameters import (
@@ -37,18 +39,24 @@ from sglang_lite.runtime.models.parameters import (
     EMBEDDING_WEIGHTS,
     FEED_FORWARD_ADDITION,
     MAMBA2_KERNELS,
+    MESSAGE_MATRICES,
+    MESSAGE_QUERIES,
+    MESSAGES,
     RESIDUAL_WEIGHTS,
     ROUTER_MATRICES,
     WKV_MIXES,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
+    block_factor,
     head_name,
     input_projection_roles,
     layer_parameters,
     mamba1_norms,
     output_projection_role,
     parameters,
+    separate_projection_roles,
+    short_conv_roles,
     tensor_names,
 )
 from sglang_lite.runtime.models.precision import Precision
@@ -112,7 +120,8 @@ class Layer:
         q_norm, k_norm: weights in the same form with the size of a head or of the whole projection,
             or [heads, key_size] or [2, heads, key_size] if each head has its own.
         qkv: first linear layer of attention: queries, keys, values, and, with `output_gate`, the
-            projection whose sigmoid multiplies the outputs. Latent attention: queries, or
+            projection whose sigmoid multiplies the outputs, and, with `distance_bias`, the vectors
+            that it is computed from. Latent attention: queries, or
             the low-rank vector that they are projected from, then the latent and the rotated part
             of the key. Of a convolution: the projections b, c and x. Of the delta rule: q, k, v, z,
             b and a. Of lightning attention: q, k, v and z. Of Mamba 2: z, x, b, c and dt. Of
@@ -138,6 +147,16 @@ class Layer:
             weight of the norm after it.
         convolutions: weights of attention's convolutions, or None.
         channel_mix: what changes the input and the output of RWKV's channel mixing, or None.
+        short_convs: weights of the layer's short convolutions, or None.
+        distance_bank: [rank, extent], bank of the scores' bias by distance, or None.
+        distance_scale, query_scale: [heads, rank] and [heads, key_size], factors of the vectors of
+            this bias and of queries, whose norms are limited then; or None.
+        keys, values: linear layers of keys and values, and of the dynamic parts of their kernels, if
+            they are separate from `qkv`.
+        key_input_norm, value_input_norm: [hidden_size], weights of the norms of their inputs.
+        depth_queries, feed_query: float32 [1 or 3, hidden_size] and [1, hidden_size], queries with
+            which inputs of attention and of the feed-forward read earlier blocks; or None.
+        message_gates: gates of the messages of a previous pass, or None.
         attention_sum, mlp_sum: [4, hidden_size], shift and factor of a block's output, then of the
             residual, or None.
         shared: runs this rank's `feed_forward` together with those of the other ranks, if each rank
@@ -175,6 +194,17 @@ class Layer:
     beside_norm: torch.Tensor | None
     convolutions: CcaWeights | None
     channel_mix: ChannelMix | None
+    short_convs: ShortConvs | None
+    distance_bank: torch.Tensor | None
+    distance_scale: torch.Tensor | None
+    query_scale: torch.Tensor | None
+    keys: Linear
+    values: Linear
+    key_input_norm: torch.Tensor | None
+    value_input_norm: torch.Tensor | None
+    depth_queries: torch.Tensor | None
+    feed_query: torch.Tensor | None
+    message_gates: MessageGates | None
     attention_sum: torch.Tensor | None
     mlp_sum: torch.Tensor | None
     shared: SharedFeedForward | None = None
@@ -362,6 +392,22 @@ class WeightReader:
         vectors = [self._tensors.numbers(self._of_model[role]) for role in EMBEDDING_WEIGHTS]
         return torch.stack(vectors).to(self.device, self.precision.compute)
 
+    def message_queries(self) -> torch.Tensor:
+        """Reads the queries of messages, float32 [layers, 4, hidden_size], in the order of
+        `MessageGates`.
+        """
+        own, of_keys = (
+            self._tensors.numbers(self._of_model[role]).view(-1, 2, self.spec.hidden_size)
+            for role in MESSAGE_QUERIES
+        )
+        return torch.cat((own[:, :1], of_keys, own[:, 1:]), 1).to(self.device)
+
+    def last_query(self) -> torch.Tensor:
+        """Reads the query with which the last norm's input reads the blocks of layers, float32 [1,
+        hidden_size].
+        """
+        return self._tensors.numbers(self._of_model["last_query"]).to(self.device).unsqueeze(0)
+
     def norm(self) -> torch.Tensor:
         """Reads the weight of the norm before the head, in the form described in `Layer`. Returns
         ones if the norm has no weight.
@@ -375,6 +421,8 @@ class WeightReader:
 
     def layer(self, index: int) -> Layer:
         spec = self.of_rank.layers[index - self.layers.start]
+        if spec.repeats is not None:
+            return replace(self._lenders[spec.repeats], spec=spec)
         parts = {name: make() for name, make in self.layer_parts(index).items()}
         if (lender := self.of_rank.borrowed_blocks.get(index)) is not None:
             parts |= {name: getattr(self._lenders[lender], name) for name in BLOCK_PARTS}
@@ -384,7 +432,8 @@ class WeightReader:
         slopes = getattr(mixer, "slopes", None)
         slopes = torch.tensor(slopes, device=self.device) if slopes else None
         layer = Layer(spec=spec, rope=rope, slopes=slopes, **parts)
-        if index in self.of_rank.borrowed_blocks.values():
+        lenders = (*self.of_rank.borrowed_blocks.values(), *self.of_rank.repeated_layers.values())
+        if index in lenders:
             self._lenders[index] = layer
         return layer
 
@@ -393,6 +442,8 @@ class WeightReader:
         function builds the attribute's value. No two functions use the same tensor.
         """
         spec = self.of_rank.layers[index - self.layers.start]
+        if spec.repeats is not None:
+            return {}
         table: Table = {(p.role, p.expert): p for p in layer_parameters(self.spec, index)}
         sinks = table.get(("sinks", None))
         attention = spec.attention
@@ -471,6 +522,17 @@ class WeightReader:
             "layer_scale": lambda: self._build_layer_scale(table, spec),
             "convolutions": lambda: self._build_convolutions(table, attention),
             "channel_mix": lambda: self._build_channel_mix(table, fed),
+            "short_convs": lambda: self._build_short_convs(table, spec),
+            "distance_bank": lambda: self._read_if_present(table, "distance_bank"),
+            "distance_scale": lambda: self._read_if_present(table, "distance_scale"),
+            "query_scale": lambda: self._read_if_present(table, "query_scale"),
+            "keys": lambda: self._separate_linear(table, attention, "keys"),
+            "values": lambda: self._separate_linear(table, attention, "values"),
+            "key_input_norm": lambda: norm("key_input_norm"),
+            "value_input_norm": lambda: norm("value_input_norm"),
+            "depth_queries": lambda: self._depth_queries(table, "depth_queries"),
+            "feed_query": lambda: self._depth_queries(table, "feed_query"),
+            "message_gates": lambda: self._build_message_gates(table),
             "attention_sum": lambda: self._residual_weights(table, spec, "attention_sum"),
             "mlp_sum": lambda: self._residual_weights(table, spec, "mlp_sum"),
             "qkv_addition": lambda: self._build_addition(table, ATTENTION_ADDITION),
@@ -517,6 +579,39 @@ class WeightReader:
             self._linear(table, ("channel_r",)),
             delay_kernel(self.spec.hidden_size, self.device),
         )
+
+    def _build_short_convs(self, table: Table, spec: LayerSpec) -> ShortConvs | None:
+        convs = spec.attention.short_convs if isinstance(spec.attention, AttentionSpec) else None
+        if convs is None:
+            return None
+        taps = [self._read_numbers(table, role) for role in short_conv_roles(convs)]
+        factor = block_factor(spec)
+        number = None if factor is None else self._read_numbers(table, factor)
+        return build_short_convs(convs, taps, number)
+
+    def _read_if_present(self, table: Table, role: str) -> torch.Tensor | None:
+        """Reads numbers in the dtype of activations. Returns None if the layer has no such role."""
+        if (role, None) not in table:
+            return None
+        return self._read_numbers(table, role).to(self.precision.compute)
+
+    def _separate_linear(self, table: Table, spec: MixerSpec, name: str) -> Linear:
+        roles = separate_projection_roles(spec).get(name)
+        return missing_linear if roles is None else self._linear(table, roles)
+
+    def _build_message_gates(self, table: Table) -> MessageGates | None:
+        if ("q_message_down", None) not in table:
+            return None
+        down, forget, gain = (
+            tuple(self._sensitive_linear(table, f"{role}_message_{part}") for role in MESSAGES)
+            for part in MESSAGE_MATRICES
+        )
+        return MessageGates(down, forget, gain, self.spec.rms_eps)
+
+    def _depth_queries(self, table: Table, role: str) -> torch.Tensor | None:
+        if (role, None) not in table:
+            return None
+        return self._read_numbers(table, role).view(-1, self.spec.hidden_size)
 
     def _residual_weights(self, table: Table, spec: LayerSpec, part: str) -> torch.Tensor | None:
         if not spec.residual_weights:

@@ -136,6 +136,35 @@ ZAYA = dict(
     router_hidden_size=20,
     rms_norm_eps=0.03,
 )
+INKLING = dict(
+    head_dim=8,
+    swa_num_attention_heads=6,
+    swa_num_key_value_heads=3,
+    swa_head_dim=8,
+    sliding_window_size=9,
+    layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding"],
+    d_rel=5,
+    rel_extent=12,
+    n_routed_experts=8,
+    num_experts_per_tok=3,
+    moe_intermediate_size=24,
+    route_scale=2.0,
+    logits_mup_width_multiplier=0.5,
+)
+INKLING2 = {
+    **{name: each for name, each in INKLING.items() if name != "logits_mup_width_multiplier"},
+    **dict(
+        unpadded_vocab_size=VOCAB,
+        log_scaling_n_floor=6,
+        log_scaling_alpha=0.7,
+        qk_l2_clip_threshold=2.5,
+        rel_l2_clip_threshold=2.0,
+        n_layers_per_attn_res_block=2,
+        mlp_gate_softcap=1.5,
+        mlp_up_softcap=2.0,
+        final_logit_softcapping=3.0,
+    ),
+}
 ZAMBA = dict(
     num_key_value_heads=4, n_mamba_heads=4, mamba_d_state=12, mamba_dt_rank=5, rms_norm_eps=1.0
 )
@@ -399,6 +428,26 @@ FAMILIES: dict[str, Any] = {
     "zaya-windows": ("ZayaForCausalLM", ZAYA | dict(
         layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding"], sliding_window=9, lm_head_bias=True, cca_time0=3,
         cca_time1=1, num_key_value_heads=1)),
+    "inkling": ("InklingForCausalLM", INKLING | dict(
+        log_scaling_n_floor=6, log_scaling_alpha=0.7, mlp_layer_types=["dense", "sparse", "sparse"])),
+    "inkling-heads": ("InklingForCausalLM", INKLING | dict(
+        layer_types=["hybrid", "hybrid_sliding", "hybrid"], swa_num_attention_heads=2, swa_num_key_value_heads=2,
+        swa_head_dim=12, conv_kernel_size=2, n_shared_experts=1, num_key_value_heads=1, hidden_act="gelu",
+        mlp_layer_types=["sparse", "sparse", "dense"])),
+    "inkling2": ("Inkling2ForCausalLM", INKLING2 | dict(
+        num_hidden_layers=5,
+        layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid", "hybrid_sliding"])),
+    "inkling2-full": ("Inkling2ForCausalLM", INKLING2 | dict(
+        layer_types=["hybrid", "hybrid_sliding", "hybrid"], n_layers_per_attn_res_block=1, conv_kernel_size=3,
+        num_key_value_heads=4)),
+    "inkling2-loop": ("Inkling2LoopForCausalLM", INKLING2 | dict(
+        num_hidden_layers=4, layer_types=["hybrid_sliding", "hybrid", "hybrid_sliding", "hybrid_sliding"],
+        n_layers_per_attn_res_block=1, loop_layer_index_start=1, loop_layer_index_end=3, loop_num_passes=2,
+        loop_gate_rank=7, num_experts_per_tok=8, route_scale=0.4)),
+    "inkling2-loop-blocks": ("Inkling2LoopForCausalLM", INKLING2 | dict(
+        num_hidden_layers=7, layer_types=[*["hybrid_sliding", "hybrid"] * 3, "hybrid_sliding"],
+        loop_layer_index_start=2, loop_layer_index_end=4, loop_num_passes=3, loop_gate_rank=5,
+        num_experts_per_tok=8, route_scale=0.4)),
     "nemotron-h": ("NemotronHForCausalLM", NEMOTRON | dict(
         layers_block_type=["linear_attention", "mlp", "full_attention", "mlp", "linear_attention"])),
     "nemotron-h-moe": ("NemotronHForCausalLM", NEMOTRON | SIGMOID | dict(

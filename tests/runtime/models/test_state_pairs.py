@@ -20,7 +20,8 @@ from tests.runtime.models.test_families import (
 )
 from tests.runtime.models.tiny import randomise, save
 
-# The last three have no attention, the one before windows, and minimax no convolution.
+# The last one, rwkv and xlstm have no attention, lara-mini has windows, and minimax no convolution.
+# Inkling's only states are the last inputs of convolutions.
 KINDS = (
     "qwen3.5",
     "bamba",
@@ -30,6 +31,8 @@ KINDS = (
     "lara-mini",
     "xlstm",
     "rwkv",
+    "inkling",
+    "inkling2-loop",
     "mamba2",
 )
 

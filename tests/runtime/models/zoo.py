@@ -57,6 +57,11 @@ _OWN: dict[str, dict[str, Any]] = {
             "model_type": "gemma4_text",
         },
     },
+    "inkling2_loop_text": {
+        "n_layers_per_attn_res_block": 1,
+        "loop_layer_index_start": 1,
+        "loop_layer_index_end": 2,
+    },
     "gemma4_unified": {"vision_config": {"mm_embed_dim": 32, "mm_posemb_size": 8}},
     "gemma4_unified_assistant": {
         "text_config": {"num_kv_shared_layers": 2, "model_type": "gemma4_unified_text"},

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -88,19 +88,21 @@ def _attend_parts(
     """Computes the attention of a batch with several rows, group by group."""
     out = q.new_empty((*q.shape[:2], v.shape[2]))
     for each in plan.decode:
-        out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, rules)
+        own = rules.for_tokens(each.tokens)
+        out[each.tokens] = attend_rows(q[each.tokens], k, v, each.rows, own)
     done: set[int] = set()
     for group in plan.groups:
         if rules.plain:
             out[group.tokens] = _extend_group(q[group.tokens], k, v, group, rules.scale)
             done.update(row.start for row in group.rows)
         elif (single := group.single) is not None:
-            out[single.tokens] = attend_rows(q[single.tokens], k, v, single.rows, rules)
+            own = rules.for_tokens(single.tokens)
+            out[single.tokens] = attend_rows(q[single.tokens], k, v, single.rows, own)
             done.update(row.start for row in group.rows if row.end - row.start == 1)
     for row in plan.extends:
         if row.start not in done:
-            row_q = q[row.start : row.end]
-            out[row.start : row.end] = attend_rows(row_q, k, v, row, rules)
+            tokens = slice(row.start, row.end)
+            out[tokens] = attend_rows(q[tokens], k, v, row, rules.for_tokens(tokens))
     return out
 
 
@@ -223,9 +225,15 @@ def _decode(
         if window is not None:
             masked |= at < rules.first_visible(rows.lengths - 1).unsqueeze(1)
         masked = masked.view(1, count, 1, longest)
-    weights = rules.softmax(
-        scores.view(kv_heads, count, group, longest), masked, (kv_heads, 1, group, 1)
-    )
+    scores = scores.view(kv_heads, count, group, longest)
+    if rules.bias is not None:
+        distances = rows.lengths.unsqueeze(1) - 1 - torch.arange(longest, device=q.device)
+        bias = rules.bias_at(distances).view(count, kv_heads, group, longest)
+        scores = scores.float() + bias.transpose(0, 1)
+    if rules.sinks is not None and rules.sinks.ndim > 1:
+        sinks = rules.sinks.view(count, kv_heads, group, 1)
+        rules = replace(rules, sinks=sinks.transpose(0, 1))
+    weights = rules.softmax(scores, masked, (kv_heads, 1, group, 1))
     out = torch.bmm(weights.reshape(kv_heads * count, group, longest).to(values.dtype), values)
     return out.view(kv_heads, count, group, -1).transpose(0, 1).reshape(count, kv_heads * group, -1)
 
@@ -287,6 +295,12 @@ def _extend(
                 visible &= at < position + window
         if explicit:
             scores = (queries @ keys.transpose(-1, -2)).float() * scale
+            if rules.bias is not None:
+                bias = rules.bias_at(position - at).view(new, kv_heads, group, length)
+                scores += bias.permute(1, 2, 0, 3)
+            if rules.sinks is not None and rules.sinks.ndim > 1:
+                sinks = rules.sinks.view(new, kv_heads, group, 1)
+                rules = replace(rules, sinks=sinks.permute(1, 2, 0, 3))
             out = rules.softmax(scores, ~visible, (kv_heads, group, 1, 1)).to(values.dtype) @ values
         elif (
             new <= _MAX_GROUPED_QUERIES

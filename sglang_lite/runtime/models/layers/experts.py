@@ -192,6 +192,9 @@ def route(
     """
     if spec.scoring == "sparsemixer":
         return sparse_mixer(logits, spec.jitter, counts)
+    if spec.always:
+        chosen, weights = route_with_shared(logits, spec, correction, experts_route)
+        return chosen.long(), weights
     chosen, weights = experts_route(
         logits,
         spec.top_k,
@@ -205,6 +208,37 @@ def route(
         counts=counts,
     )
     return chosen.long(), weights
+
+
+def route_with_shared(
+    logits: torch.Tensor,
+    spec: ExpertsSpec,
+    correction: torch.Tensor | None,
+    choose: Callable[..., tuple[torch.Tensor, torch.Tensor]],
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Chooses experts for rows, which the shared experts of `ExpertsSpec.always` follow.
+
+    Args:
+        logits: logits of the router [T, count].
+        spec: specification of the experts.
+        correction: float32 [count - always], added to scores for the choice, or None.
+        choose: `experts_route` of the device.
+
+    Returns:
+        Indices and weights [T, top_k], as those of `experts_route`.
+    """
+    routed = spec.count - spec.always
+    chosen, weights = choose(
+        logits[:, :routed].contiguous(),
+        spec.top_k - spec.always,
+        scoring=spec.scoring,
+        correction=correction,
+        normalise=False,
+    )
+    shared = torch.arange(routed, spec.count, dtype=chosen.dtype, device=chosen.device)
+    weights = torch.cat((weights, logits[:, routed:].float().sigmoid()), 1)
+    weights = weights / (weights.sum(1, keepdim=True) + 1e-20) * spec.scale
+    return torch.cat((chosen, shared.expand(len(chosen), -1)), 1), weights
 
 
 def sparse_mixer(
@@ -277,6 +311,11 @@ def apply_activation(
     if spec.activation == "silu":
         return F.silu(gate).mul_(up)
     wide = gate.float() if batch_invariant else gate
+    if isinstance(spec, ExpertsSpec) and spec.activation == "softcapped":
+        wide, up = gate.float(), up.float()
+        capped = torch.tanh(wide / spec.alpha) * spec.alpha
+        inner = capped * torch.sigmoid(wide) * (torch.tanh(up / spec.limit) * spec.limit)
+        return inner.to(gate.dtype)
     if isinstance(spec, ExpertsSpec) and spec.activation == "clamped":
         wide = wide.clamp(max=spec.limit)
         wide = wide * torch.sigmoid(wide * spec.alpha)

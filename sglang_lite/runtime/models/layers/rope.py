@@ -67,7 +67,8 @@ class RotaryTable:
         if spec.query_growth:
             counted = torch.arange(positions, dtype=torch.float32) + spec.query_shift
             spans = counted / spec.query_span
-            scales = 1 + spec.query_growth * torch.log(1 + spans.floor())
+            grown = spans.clamp(min=1) if spec.query_floor else 1 + spans.floor()
+            scales = 1 + spec.query_growth * torch.log(grown)
             self.query_scales = scales.to(device, dtype)
         self._cos = torch.cat((cos, cos), -1).to(device)
         self._sin = torch.cat((-sin, sin), -1).to(device)
