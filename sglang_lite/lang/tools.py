@@ -338,7 +338,7 @@ class Toolbox:
         try:
             given = json.loads(arguments)
         except (ValueError, RecursionError) as error:
-            return self._refuse_call(name, {}, error, text)
+            return self._reject_call(name, {}, error, text)
         return self._check_call(name, given, text)
 
     def _check_call(self, name: str, given: Json, text: str) -> ToolCall:
@@ -348,14 +348,12 @@ class Toolbox:
             return self._make_call(name, given)
         except (KeyError, TypeError, ValueError, ValidationError, RecursionError) as error:
             written = given if isinstance(given, dict) else {}
-            return self._refuse_call(name, written, error, text)
+            return self._reject_call(name, written, error, text)
 
-    def _refuse_call(
+    def _reject_call(
         self, name: str, written: dict[str, Any], error: Exception, text: str
     ) -> ToolCall:
-        """Returns a call that can't be made, or raises ValueValidationError if such calls are not
-        kept.
-        """
+        """Returns an invalid call if such calls are kept. Otherwise raises ValueValidationError."""
         if self.keeps_invalid:
             return ToolCall(name, written, InvalidCall(self._explain_invalid_call(name, error)))
         raise ValueValidationError(

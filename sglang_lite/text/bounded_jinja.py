@@ -80,8 +80,8 @@ class _Iteration:
     """Iteration that is being executed.
 
     Attributes:
-        walk: the loop's way through its list; None if the text can't be remembered.
-        steps, chars: work of the rendering before it.
+        walk: progress through the loop's list; None if the text can't be remembered.
+        steps, chars: work of the rendering before this iteration.
     """
 
     walk: LoopWalk | None
@@ -426,7 +426,9 @@ def _bounded_filter(name: str, function: Callable[..., Any]) -> Callable[..., An
 
 
 def _forget_iteration(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns the filter or test with a note that its iteration's text depends on more than its reads."""
+    """Wraps a filter or test whose result depends on more than the iteration reads, so that the
+    iteration's text is not remembered.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -544,7 +546,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         """Prepares a loop that remembers its iterations. Returns its items.
 
         Args:
-            read: values of what the loop's LoopReads names: the lists, then the constants.
+            read: values of the lists, and then of the constants, in the loop's LoopReads.
         """
         meter = _meter.get()
         meter.walks.pop(number, None)
@@ -561,8 +563,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return items
 
     def is_new_iteration(self, number: int, loop: LoopContext) -> bool:
-        """Returns False if the text is known that the loop writes from this iteration on. Then the
-        loop goes to the last iteration whose text is known.
+        """Returns False if the text of this iteration is known. In that case, also advances the loop
+        past the following iterations whose texts are known.
         """
         meter = _meter.get()
         walk = meter.walks.get(number)
@@ -740,7 +742,7 @@ class _Counting(NodeTransformer):
 
 
 def _insert_body_count(body: list[nodes.Node]) -> None:
-    """Inserts a statement into a body that counts its steps."""
+    """Inserts a statement at the beginning of a body that counts the body's steps."""
     steps = nodes.Const(_TURN + _count_body_steps(body))
     body.insert(0, nodes.ExprStmt(_environment_call("count_steps", steps)))
 

@@ -3,8 +3,8 @@ messages.
 
 What an iteration writes depends on what its body reads (`loop_reads.py`): the item, the loop's
 position, neighbours (`messages[loop.index0 - 1]`) and values that don't change during the loop. So
-a loop's texts are kept in a tree of beginnings of its list. A rendering follows the items that it
-knows, writes their texts at once, and executes the body for those that follow.
+a loop's texts are kept in a tree with a node for each prefix of its list. A rendering follows the
+known items, writes all their texts together, and executes the body only for the rest.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from sglang_lite.text.plain_bytes import UnchangedDict, write_plain
 
 _MAX_TEXT = 16_384  # characters that an iteration wrote
 _MAX_TEXTS = 4  # of one place in a list
-_MAX_STEPS = 1_000_000  # that are skipped before they are counted
+_MAX_STEPS = 1_000_000  # of skipped iterations, before they are counted
 _NODE_SIZE = 400  # bytes of a node, without its key and texts
 _MAX_SIZE = 16_777_216  # of all nodes; then all are forgotten
 _PURE_FUNCTIONS = ("dict", "raise_exception", "range")
-_UNDEFINED = b"?"  # no value begins so in `write_plain`'s bytes
+_UNDEFINED = b"?"  # `write_plain` begins no value with this byte
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +42,18 @@ class LoopText:
     iterations: int = 1
 
 
-class ListBeginning:
-    """Node of the tree: the items of a list up to one of them.
+class ListPrefix:
+    """Node of the tree: a prefix of a list.
 
     Attributes:
-        following: the nodes of lists with one item more, by the item's bytes.
-        texts: what the iteration of the last item wrote, by what else it read.
+        children: nodes of the prefixes with one more item, by the item's bytes.
+        texts: what the iteration of the prefix's last item wrote, by what else it read.
     """
 
-    __slots__ = ("following", "texts")
+    __slots__ = ("children", "texts")
 
     def __init__(self) -> None:
-        self.following: dict[bytes, ListBeginning] = {}
+        self.children: dict[bytes, ListPrefix] = {}
         self.texts: dict[bytes, LoopText] = {}
 
 
@@ -66,7 +66,7 @@ class LoopMemo:
 
     def __init__(self, functions: Mapping[str, UserValue]) -> None:
         self._pure = {name: functions[name] for name in _PURE_FUNCTIONS if name in functions}
-        self._trees: dict[bytes, ListBeginning] = {}
+        self._trees: dict[bytes, ListPrefix] = {}
         self._size = 0
 
     def find_tree(
@@ -76,9 +76,9 @@ class LoopMemo:
         items: Sequence[UserValue],
         lists: Sequence[UserValue],
         constants: Sequence[UserValue],
-    ) -> tuple[ListBeginning | None, int]:
-        """Returns the tree of a loop for what its body reads besides the items, or None if this
-        can't be compared. Also returns the work of finding it.
+    ) -> tuple[ListPrefix | None, int]:
+        """Finds the tree of a loop for the values that its body reads besides the items. Returns the
+        tree, or None if these values can't be compared, and the work of finding it.
 
         Args:
             loop: number of the loop.
@@ -101,18 +101,18 @@ class LoopMemo:
             return None, written.work
         return self._find_or_add(self._trees, written.key), written.work
 
-    def add_following(self, node: ListBeginning, item: bytes) -> ListBeginning:
-        """Adds the node of a list with one item more."""
-        return self._find_or_add(node.following, item)
+    def add_child(self, node: ListPrefix, item: bytes) -> ListPrefix:
+        """Returns the node of the prefix with one more item. Adds it if it is missing."""
+        return self._find_or_add(node.children, item)
 
-    def _find_or_add(self, nodes: dict[bytes, ListBeginning], key: bytes) -> ListBeginning:
+    def _find_or_add(self, nodes: dict[bytes, ListPrefix], key: bytes) -> ListPrefix:
         node = nodes.get(key)
         if node is None:
             self._make_room(_NODE_SIZE + len(key))
-            node = nodes.setdefault(key, ListBeginning())
+            node = nodes.setdefault(key, ListPrefix())
         return node
 
-    def add_text(self, node: ListBeginning, others: bytes, written: LoopText) -> None:
+    def add_text(self, node: ListPrefix, others: bytes, written: LoopText) -> None:
         """Remembers what an iteration wrote, unless it is too long.
 
         Args:
@@ -134,7 +134,7 @@ class LoopMemo:
 
 
 class LoopWalk:
-    """Way of one rendering through a loop's list.
+    """Progress of one rendering through a loop's list.
 
     Args:
         memo: owner of the tree.
@@ -143,13 +143,13 @@ class LoopWalk:
         items: the list.
         lists: the values of `reads.lists`.
         known_bytes: bytes of values by their id, for all loops of the rendering. Each is kept with
-            its value, whose id is then not reused.
+            its value, so that the id is not reused.
     """
 
     def __init__(
         self,
         memo: LoopMemo,
-        tree: ListBeginning,
+        tree: ListPrefix,
         reads: LoopReads,
         items: Sequence[UserValue],
         lists: Sequence[Sequence[UserValue]],
@@ -161,22 +161,22 @@ class LoopWalk:
         self._lists = lists
         self._index = -1  # of the current iteration
         # from this index on, iterations read nothing besides the items up to their own
-        self._reads_only_items_from = _find_first_closed(reads, items, lists)
-        self._node: ListBeginning | None = tree  # the items so far; None once one can't be compared
+        self._reads_only_items_from = _find_first_self_contained(reads, items, lists)
+        self._node: ListPrefix | None = tree  # the items so far; None once one can't be compared
         # what else the current iteration reads; None if this can't be compared
         self._others: bytes | None = None
         self._bytes = known_bytes
-        self._work = 0  # that is not counted yet
+        self._work = 0  # not counted yet
 
     def skip_known(self, index: int) -> LoopText | None:
-        """Returns what the iterations from `index` on write, as far as it is known and not more than
-        can be counted at once. Returns None if the iteration must be executed.
+        """Returns the known text of the iterations from `index` on, up to a limit on their steps.
+        Returns None if the iteration `index` must be executed.
         """
         found = list[LoopText]()
         steps = 0
         for i in range(index, len(self._items)):
             if i > self._index:
-                self._step(i)
+                self._advance_to(i)
             if self._node is None or self._others is None:
                 break
             written = self._node.texts.get(self._others)
@@ -206,8 +206,8 @@ class LoopWalk:
         self._work = 0
         return work
 
-    def _step(self, index: int) -> None:
-        """Goes to the next iteration."""
+    def _advance_to(self, index: int) -> None:
+        """Moves to the next iteration, which has this index."""
         self._index = index
         node = self._node
         if node is None:
@@ -217,15 +217,15 @@ class LoopWalk:
         if key is None:
             self._node = None
             return
-        self._node = node.following.get(key) or self._memo.add_following(node, key)
+        self._node = node.children.get(key) or self._memo.add_child(node, key)
         self._others = b"" if index >= self._reads_only_items_from else self._write_others()
 
     def _write_others(self) -> bytes | None:
-        """Returns what the current iteration reads besides the items so far and what is constant:
-        for `messages[loop.index0 + 1]`, the bytes of the next message.
+        """Returns as bytes what the current iteration reads besides the items so far and the
+        constants. For `messages[loop.index0 + 1]`, this is the next message.
 
-        Joined bytes are not ambiguous: each piece ends itself, and which pieces there are depends on
-        the index and on what the tree's key contains.
+        The joined bytes are unambiguous: each piece is self-delimiting, and the index and the tree's
+        key determine which pieces there are.
         """
         index = self._index
         length = len(self._items)
@@ -262,11 +262,11 @@ class LoopWalk:
         return known[1]
 
 
-def _find_first_closed(
+def _find_first_self_contained(
     reads: LoopReads, items: Sequence[UserValue], lists: Sequence[Sequence[UserValue]]
 ) -> int:
-    """Returns the index of the first iteration from which on a loop reads nothing besides its items
-    up to the current one. Returns the number of items if there is none.
+    """Returns the index from which on iterations read only the items up to their own. Returns the
+    number of items if there is none.
     """
     if reads.last or reads.next:
         return len(items)

@@ -1,7 +1,8 @@
 """Finds what the bodies of a template's loops read, and rewrites the loops so that they can
 remember what they wrote (`loop_memo.py`).
 
-Loops whose bodies may read anything else, or change anything outside themselves, stay as they are.
+Loops stay as they are if their reads can't be determined, or if they may change anything outside
+themselves.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from jinja2 import nodes
 
 # A filter. Templates can name filters in texts, which `map` takes, but not this one.
 REMEMBER = f"remember iteration {secrets.token_hex(16)}"
-_FIXED = frozenset({"length", "revindex", "revindex0"})  # known only for a list of one length
-_POSITIONS = _FIXED | {"index", "index0", "first", "last", "previtem", "nextitem"}
+_LENGTH_DEPENDENT = frozenset(
+    {"length", "revindex", "revindex0"}
+)  # these depend on the list's length
+_POSITIONS = _LENGTH_DEPENDENT | {"index", "index0", "first", "last", "previtem", "nextitem"}
 # A body of other nodes may change something outside itself.
 _PLAIN_NODES = (
     nodes.Assign, nodes.BinExpr, nodes.Call, nodes.Compare, nodes.Concat, nodes.CondExpr,
@@ -56,10 +59,10 @@ class LoopReads:
 
     Attributes:
         constants: name of each value that doesn't change during the loop; "" for attributes.
-        lists: names of the lists of which items are read.
-        neighbours: these items: the number of the list, and the position.
-        last, next, length: whether an iteration reads if it is the last one, the next item, or the
-            number of items.
+        lists: names of the lists whose items are read.
+        neighbours: these items, each as an index into `lists` and a position.
+        last, next, length: whether iterations read `loop.last`, the next item, and the number of
+            items.
     """
 
     constants: tuple[str, ...]
@@ -73,8 +76,8 @@ class LoopReads:
 def rewrite_loops(template: nodes.Template, first: int = 0) -> list[LoopReads]:
     """Rewrites the outer loops of a template so that they remember their iterations. A loop passes
     its list to the environment's `start_loop`, with the values that the loop reads. An iteration
-    asks `is_new_iteration` whether to execute the body, and passes what the body has written to the
-    filter REMEMBER, whose result is written.
+    executes the body if `is_new_iteration` returns True. The filter REMEMBER gets what the body has
+    written, and returns the text to write.
 
     Args:
         first: number of the first loop that is rewritten.
@@ -141,7 +144,7 @@ class _LoopRewriter:
             for read in reader.iterate_reads(statement, None)
         }
         targets = _names_set([loop.target])
-        read = _Reads()
+        read = _ReadCollector()
         for each in found.values():
             read.add(each, targets)
         number = self._first + len(self.loops)
@@ -157,7 +160,7 @@ class _LoopRewriter:
         loop.body = [nodes.FilterBlock([nodes.If(is_new, loop.body, [], [])], remember)]
 
 
-class _Reads:
+class _ReadCollector:
     """Collects the reads of a loop's body by their kind."""
 
     def __init__(self) -> None:
@@ -192,7 +195,7 @@ class _Reads:
             tuple(self._neighbours),
             last="last" in self._attributes,
             next="nextitem" in self._attributes,
-            length=by_length or not _FIXED.isdisjoint(self._attributes),
+            length=by_length or not _LENGTH_DEPENDENT.isdisjoint(self._attributes),
         )
 
 
@@ -286,7 +289,7 @@ def _is_position(node: nodes.Node) -> bool:
 
 
 def _read_position(node: nodes.Node) -> Position:
-    """Returns an index for which `_is_position` is True."""
+    """Converts an index for which `_is_position` returns True."""
     if isinstance(node, nodes.BinExpr):
         left = _read_position(node.left)
         right = _read_position(node.right)

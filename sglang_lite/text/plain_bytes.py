@@ -1,4 +1,4 @@
-"""Writes plain data as bytes, to compare it and to search its texts.
+"""Writes plain data as bytes, for comparing it and searching its texts.
 
 Equal values can be written differently by a template (1, 1.0 and true; dictionaries in another
 order), so values are compared by their bytes in the format of `marshal`. Its version 2 writes equal
@@ -26,7 +26,7 @@ class PlainBytes:
     Attributes:
         data: the bytes, or None if the value is not plain data or too large.
         work: number of values that were looked at, plus one for every 64 characters.
-        key: the bytes, or their digest if they are many.
+        key: the bytes, or a digest if there are many; None if `data` is.
     """
 
     data: bytes | None
@@ -65,7 +65,7 @@ def write_plain(whole: UserValue) -> PlainBytes:
         return PlainBytes(None, work, None)
     if len(data) <= _MAX_KEY:
         return PlainBytes(data, work, data)
-    # no bytes of `marshal` begin so
+    # `marshal` begins no value with "#"
     return PlainBytes(data, work, b"#" + hashlib.blake2b(data, digest_size=16).digest())
 
 
@@ -73,8 +73,8 @@ class UnchangedDict(dict[str, Any]):
     """Dictionary that is not changed once it is made, so it is written as bytes once.
 
     Attributes:
-        __plain__: what `write_plain` returns for it. Templates would find another name in place of
-            a key, but can't read names that begin with underscores.
+        __plain__: what `write_plain` returns for it. Templates can't read names that begin with
+            underscores, so the attribute can't hide a key from them.
     """
 
     __slots__ = ("__plain__",)

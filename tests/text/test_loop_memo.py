@@ -16,7 +16,7 @@ from sglang_lite.protocol import TemplateError
 from sglang_lite.text import bounded_jinja, chat_template, loop_memo
 from sglang_lite.text.bounded_jinja import BoundedEnvironment
 from sglang_lite.text.chat_template import JinjaTemplate
-from sglang_lite.text.loop_memo import ListBeginning, LoopMemo, LoopText
+from sglang_lite.text.loop_memo import ListPrefix, LoopMemo, LoopText
 from sglang_lite.text.loop_reads import rewrite_loops
 from sglang_lite.text.plain_bytes import UnchangedDict, write_plain
 
@@ -389,7 +389,7 @@ def test_what_is_remembered_stays_small():
 
 def test_long_texts_are_not_remembered():
     memo = LoopMemo({})
-    node = ListBeginning()
+    node = ListPrefix()
     memo.add_text(node, b"", LoopText("x" * 20_000, 1, 1))
     assert not node.texts
 

@@ -215,8 +215,8 @@ def _turn_messages(turns: Sequence[Message]) -> list[Mapping[str, Any]]:
 
 def _text_message(role: str, text: str) -> Mapping[str, Any]:
     if len(text) < _LONG:
-        return _convert_text(role, text)
-    return _convert_text.__wrapped__(role, text)
+        return _build_text_message(role, text)
+    return _build_text_message.__wrapped__(role, text)
 
 
 def _messages(turns: Sequence[Message], family: str, tools: PromptTools) -> list[Mapping[str, Any]]:
@@ -246,7 +246,7 @@ _LONG = 4_096
 
 
 @_remember_turns
-def _convert_text(role: str, text: str) -> Mapping[str, Any]:
+def _build_text_message(role: str, text: str) -> Mapping[str, Any]:
     return UnchangedDict(role=role, content=text)
 
 
@@ -337,21 +337,30 @@ def _restore_token_ids(spans: Sequence[Span], written: Sequence[Span]) -> list[S
     Args:
         written: spans of the same conversation with token ids.
     """
-    rest = list(spans)
-    known = list[Span]()
-    for own in reversed(
-        [span for span in written if span.ids is not None and len(span.text) >= _MIN_LENGTH]
-    ):
-        for at in reversed(range(len(rest))):
-            text = rest[at].text
-            special = rest[at].special
-            start = text.rfind(own.text)
+    behind = list[Span]()  # what follows the text that is still searched, last span first
+    last = len(spans) - 1  # this text ends in this span …
+    end = len(spans[last].text) if spans else 0  # … before this character
+    for own in reversed(written):
+        if own.ids is None or len(own.text) < _MIN_LENGTH:
+            continue
+        for at in range(last, -1, -1):
+            span = spans[at]
+            stop = end if at == last else len(span.text)
+            start = span.text.rfind(own.text, 0, stop)
             if start >= 0:
-                after = Span(text[start + len(own.text) :], special=special)
-                known = [own, after, *rest[at + 1 :], *known]
-                rest[at:] = [Span(text[:start], special=special)]
+                if at < last:
+                    behind.append(Span(spans[last].text[:end], special=spans[last].special))
+                    behind += reversed(spans[at + 1 : last])
+                after = span.text[start + len(own.text) : stop]
+                behind.append(Span(after, special=span.special))
+                behind.append(own)
+                last = at
+                end = start
                 break
-    return [*rest, *known]
+    if not spans:
+        return []
+    first = Span(spans[last].text[:end], special=spans[last].special)
+    return [*spans[:last], first, *reversed(behind)]
 
 
 def without_partial_turn(prompt: Prompt) -> Prompt:

@@ -84,8 +84,9 @@ class Transcript:
     """
 
     __slots__ = (
-        "_cached_pieces", "_counted", "_joined", "_joined_pieces", "_length", "_span_cache", "_user_turns", "earlier",
-        "forks", "has_images", "log", "matcher", "messages", "mixed", "pieces", "start", "turn", "turn_ends",
+        "_cached_pieces", "_chars_since_user_turn", "_counted_messages", "_joined_pieces",
+        "_joined_text", "_span_cache", "_user_turns", "earlier", "forks", "has_images", "log",
+        "matcher", "messages", "mixed", "pieces", "start", "turn", "turn_ends",
     )  # fmt: skip
 
     def __init__(self, log: TextLog | None = None) -> None:
@@ -98,11 +99,13 @@ class Transcript:
         self.matcher: ByteMatcher | None = None
         self._span_cache: list[Span] = []  # cached spans …
         self._cached_pieces = 0  # … and the number of pieces that they cover
-        self._joined = ""  # text of the first pieces …
+        self._joined_text = ""  # text of the first pieces …
         self._joined_pieces = 0  # … and the number of these pieces
-        self._user_turns: list[tuple[int, int]] = []  # see _shared_message_counts …
-        self._length = 0  # … characters of the messages after the last of these turns …
-        self._counted = 0  # … and the number of messages that they cover
+        # for each user turn after the first message: characters since the previous one, and the
+        # number of messages before it
+        self._user_turns: list[tuple[int, int]] = []
+        self._chars_since_user_turn = 0  # characters since the last user turn …
+        self._counted_messages = 0  # … in this many messages from the beginning
         self.mixed = self.has_images = False
         self.start = 0
         self.forks: tuple[int, ...] = ()
@@ -219,11 +222,11 @@ class Transcript:
         """
         self._span_cache = []
         self._cached_pieces = 0
-        self._joined = ""
+        self._joined_text = ""
         self._joined_pieces = 0
         self._user_turns = []
-        self._length = 0
-        self._counted = 0
+        self._chars_since_user_turn = 0
+        self._counted_messages = 0
         self.mixed, self.has_images = (
             not {str}.issuperset(map(type, self.pieces)),
             Media in map(type, self.pieces),
@@ -308,13 +311,13 @@ class Transcript:
         if start:
             return text_without_images(self.pieces[start:])
         if self._joined_pieces < len(self.pieces):
-            self._joined += text_without_images(self.pieces[self._joined_pieces :])
+            self._joined_text += text_without_images(self.pieces[self._joined_pieces :])
             self._joined_pieces = len(self.pieces)
-        return self._joined
+        return self._joined_text
 
     def text_so_far(self) -> str:
-        """Returns the text for a reader that may be in another thread. Leaves the cache alone, which
-        belongs to the thread that plays the branch.
+        """Returns the text without using the cache, so that any thread may call it: the cache belongs
+        to the thread that executes the branch.
         """
         return text_without_images(self.pieces)
 
@@ -350,12 +353,12 @@ class Transcript:
 
         The last turn usually belongs to a single prompt.
         """
-        for message in self.messages[self._counted :]:
-            if self._counted and message.role == "user":
-                self._user_turns.append((self._length, self._counted))
-                self._length = 0
-            self._length += len(message.text)
-            self._counted += 1
+        for message in self.messages[self._counted_messages :]:
+            if self._counted_messages and message.role == "user":
+                self._user_turns.append((self._chars_since_user_turn, self._counted_messages))
+                self._chars_since_user_turn = 0
+            self._chars_since_user_turn += len(message.text)
+            self._counted_messages += 1
         before = [count for _, count in sorted(self._user_turns, reverse=True)]
         return tuple(dict.fromkeys(count for count in (*reversed(self.forks), *before) if count))
 

@@ -38,8 +38,8 @@ def build_state_waves(record: StepRecord, device: torch.device) -> tuple[StateWa
 
 
 def _as_slice_or_indices(tokens: Ints, device: torch.device) -> slice | torch.Tensor:
-    """Returns ascending indices as a slice if there are no others between them: a slice is read
-    without a copy, and written several times faster.
+    """Returns ascending indices as a slice if they are consecutive: a slice is read without a copy,
+    and written several times faster.
     """
     first = int(tokens[0])
     last = int(tokens[-1])

@@ -27,7 +27,7 @@ class AttentionRules:
         window: if given, each token sees only the last `window` positions, itself included.
         softcap: if given, scores become softcap * tanh(scores / softcap).
         sinks: float32 [heads], an additional score of each head whose weight goes to no value; or
-            one of each token of a step, [T, heads]; or None.
+            [T, heads], one for each token of a step and each head; or None.
         causal: whether each token sees only itself and the tokens before it. Otherwise sequences
             must be complete in the batch, and each token sees all of its sequence, within `window`
             in both directions.
@@ -35,9 +35,9 @@ class AttentionRules:
             multiple of `window` on.
         slopes: float32 [heads]; each head's score of a token grows with the token's position by its
             slope (ALiBi, arXiv:2108.12409). Or None.
-        bias: [T, heads, distances], for each token of a step and each head the numbers that are
-            added to the scaled scores of the positions at distances 0, 1, … before the token;
-            positions farther away get none. Or None.
+        bias: [T, heads, distances], added to the scaled scores: for each token of a step and each
+            head, numbers for the positions at distances 0, 1, … before the token. Positions
+            farther away get no bias. Or None.
     """
 
     scale: float
@@ -74,19 +74,20 @@ class AttentionRules:
 
     def for_tokens(self, tokens: torch.Tensor | slice) -> AttentionRules:
         """Returns the rules for some of a step's tokens."""
-        if self.bias is None:
-            return self
+        bias = None if self.bias is None else self.bias[tokens]
         sinks = self.sinks
         if sinks is not None and sinks.ndim > 1:
             sinks = sinks[tokens]
-        return replace(self, bias=self.bias[tokens], sinks=sinks)
+        if bias is None and sinks is self.sinks:
+            return self
+        return replace(self, bias=bias, sinks=sinks)
 
     def bias_at(self, distances: torch.Tensor) -> torch.Tensor:
-        """Returns the bias of scores, float32 [T, heads, positions].
+        """Looks up the bias of scores, float32 [T, heads, positions].
 
         Args:
-            distances: distances of the tokens from positions, integers [T, positions]. Scores with
-                negative distances get no bias.
+            distances: distances of the tokens from positions, integers [T, positions]. The bias is
+                0 for negative distances, and for those beyond the last one in `bias`.
         """
         assert self.bias is not None
         extent = self.bias.shape[2]

@@ -7,11 +7,12 @@ or 64 tokens.
 With g the sum of f from a chunk's beginning on, and C, n and m those before the chunk:
 
     m[t] = the largest of g[t] + m and of g[t] - g[s] + i[s] for s <= t
-    C^T q = e^(g[t] + m - m[t]) C^T q[t] + sum over s <= t of e^(g[t] - g[s] + i[s] - m[t]) (q[t] k[s]) v[s]
+    C[t]^T q[t] = e^(g[t] + m - m[t]) C^T q[t]
+        + sum over s <= t of e^(g[t] - g[s] + i[s] - m[t]) (q[t] k[s]) v[s]
 
-Only numbers that are at most 0 are exponentiated, so nothing overflows. A program has some columns
-of C, and computes n and m as the others do. It reads and writes the copies of n and m that belong to
-its columns, so that no program reads what another one overwrites.
+Exponents are at most 0, except -m', which the cap of the gates bounds, so nothing overflows. Each
+program computes some columns of C, and all of n and m. It reads and writes only the copies of n and
+m that belong to its columns, so no program reads what another one overwrites.
 """
 
 from __future__ import annotations
@@ -251,15 +252,15 @@ def mlstm_scan(
         q: queries [T, H, Dk], whose heads are contiguous. They are scaled by Dk ** -0.5.
         k: keys [T, H, Dk], likewise, but not scaled.
         v: values [T, H, Dv], whose heads are contiguous.
-        enter: float32 [T, H], i. Contiguous.
-        decay: float32 [T, H], f, at most 0. Contiguous.
-        states: pool [S, H, numbers of a memory], float32 (written), in the form of `MlstmSpec`. A
-            state of zeros is empty.
+        enter: i, float32 [T, H]. Contiguous.
+        decay: f, float32 [T, H], at most 0. Contiguous.
+        states: pool [S, H, numbers of a memory], float32 (written), laid out as `MlstmSpec`
+            describes. A state of zeros is empty.
         rows: rows of the step.
         eps: added to divisors.
 
     Returns:
-        Outputs [T, H, Dv], in the data type of `v`. Fuses the division with the scan. Operands of
+        Outputs [T, H, Dv], in the data type of `v`. The scan includes the division. Operands of
         products have the precision of the inputs. A row of one token moves 2 H Dk Dv numbers of
         states, and 1 / 16 more for the copies of n. Longer rows also move 2 T H Dk elements for each
         block of 16 to 64 columns, mostly from caches, and 2 T H Dv more.

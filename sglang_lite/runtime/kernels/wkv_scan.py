@@ -1,4 +1,4 @@
-"""RWKV's average of values (arXiv:2305.13048) over rows of any length. For each channel,
+"""Weighted averages of values in RWKV (arXiv:2305.13048), for rows of any length. For each channel,
 
     out = sigmoid(r) (e^p A + e^(first + k) v) / (e^p B + e^(first + k))
     p' = max(p + rate, k);  A <- e^(p + rate - p') A + e^(k - p') v;  B likewise with v = 1

@@ -108,7 +108,7 @@ def calibrate(
         )
     if spec.has_running_maxima:
         raise ModelError(
-            f"{folder}: its layers keep states, which weren't tried with texts of a calibration.",
+            f"{folder}: calibration was not tested with its kind of layers (RWKV or xLSTM).",
             hint="Quantise it without calibrate.",
         )
     model.release_small_batch_step()

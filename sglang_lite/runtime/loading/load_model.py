@@ -800,7 +800,7 @@ def check_states(config: EngineConfig, spec: ModelSpec, device: torch.device) ->
     """Raises ParameterError if the model has recurrent layers and a setting does not support them."""
     if not any(spec.states):
         return
-    what = "the model has recurrent layers (linear attention, state spaces)"
+    what = "the model has recurrent layers (such as linear attention or state spaces)"
     for name, wrong, why in (
         ("deterministic", config.deterministic, "whose sums depend on how a prompt is cut"),
         (

@@ -26,7 +26,7 @@ from sglang_lite.runtime.models.families import FAMILIES
 from sglang_lite.runtime.models.layer_watch import LayerWatch
 from sglang_lite.runtime.models.layers.cca import convolve_heads
 from sglang_lite.runtime.models.layers.conv import gated_conv
-from sglang_lite.runtime.models.layers.depth_attention import attend_depth
+from sglang_lite.runtime.models.layers.depth_attention import attend_over_depth
 from sglang_lite.runtime.models.layers.distance_bias import compute_distance_bias, limit_norms
 from sglang_lite.runtime.models.layers.experts import Experts, FeedForward, apply_activation
 from sglang_lite.runtime.models.layers.latent import latent_attention
@@ -36,11 +36,11 @@ from sglang_lite.runtime.models.layers.norm import apply_norm
 from sglang_lite.runtime.models.layers.rope import Rotation, rotate
 from sglang_lite.runtime.models.layers.rwkv import mix_channels
 from sglang_lite.runtime.models.layers.short_convs import (
-    OF_ATTENTION,
-    OF_FEED_FORWARD,
-    OF_HEADS,
-    convolve_dynamically,
-    convolve_shortly,
+    CONV_OF_ATTENTION,
+    CONV_OF_FEED_FORWARD,
+    CONV_OF_KEYS_VALUES,
+    apply_dynamic_conv,
+    apply_short_conv,
 )
 from sglang_lite.runtime.models.layers.state_mixer import mix_states
 from sglang_lite.runtime.models.layers.state_steps import ON_CPU
@@ -376,15 +376,15 @@ class Decoder:
             assert given is not None
             depth = self.layers[-1].spec.depth
             assert depth is not None
-            (whole,) = attend_depth(self.last_query, given[:, -1, depth.complete], x)
-            x = self._norm_wide(whole, self.norm)
+            (whole,) = attend_over_depth(self.last_query, given[:, -1, depth.complete], x)
+            x = self._norm_in_float32(whole, self.norm)
             return self.watch.record_pass(ids, positions, x)
         return self.watch.record_pass(ids, positions, self._norm(x, self.norm))
 
     def _inputs_of_layers(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
         """Returns what layers get besides the residual, [T, layers, size], or None. `x` has the
-        embeddings of the tokens `ids`. What a router carries to the next layer, and the sums of
-        blocks of layers [T, layers, blocks, hidden_size], are written to the memory of all layers.
+        embeddings of the tokens `ids`. All layers share the memory of what a router carries to the
+        next layer, and that of the sums of blocks of layers [T, layers, blocks, hidden_size].
         """
         if blocks := self.spec.blocks:
             memory = x.new_zeros((len(x), 1, blocks, x.shape[1]))
@@ -457,7 +457,7 @@ class Decoder:
             return self._run_block(index, layer, x, rotations[layer.rope], plan, cache, given)
         if layer.spec.depth is not None:
             assert given is not None
-            return self._run_in_block(index, layer, x, rotations[layer.rope], plan, cache, given)
+            return self._run_depth_layer(index, layer, x, rotations[layer.rope], plan, cache, given)
         lora = None if plan.lora is None else plan.lora.layer(index)
         record = partial(cache.record_experts, index, plan.store_at)
         if layer.spec.parallel:
@@ -471,7 +471,7 @@ class Decoder:
             normed = self._norm(x, layer.input_norm)
             h = self._mix(index, layer, normed, rotations[layer.rope], plan, cache, lora)
             h = self._convolve_output(
-                index, layer, OF_ATTENTION, self.layer_ranks.sum(h), plan, cache
+                index, layer, CONV_OF_ATTENTION, self.layer_ranks.sum(h), plan, cache
             )
             h = self._norm(h, layer.post_attention_norm)
             x = self._add_output(layer, _residual(layer, x, normed, 0), h, layer.attention_sum)
@@ -485,14 +485,14 @@ class Decoder:
                 fed, gate = self._mix_channels(index, layer, normed, plan, cache)
             h = _feed_forward(layer, fed, lora, record, given)
             h = self.layer_ranks.sum(h if gate is None else h * gate)
-            h = self._convolve_output(index, layer, OF_FEED_FORWARD, h, plan, cache)
+            h = self._convolve_output(index, layer, CONV_OF_FEED_FORWARD, h, plan, cache)
             h = self._norm(h, layer.post_mlp_norm)
             x = self._add_output(layer, _residual(layer, x, normed, 1), h, layer.mlp_sum)
         if given is not None and layer.spec.input_size:
             x = x + self._feed_input(layer, x, given)
         return x if layer.layer_scale is None else x * layer.layer_scale
 
-    def _run_in_block(
+    def _run_depth_layer(
         self,
         index: int,
         layer: Layer,
@@ -502,14 +502,14 @@ class Decoder:
         cache: KVCache,
         blocks: torch.Tensor,
     ) -> torch.Tensor:
-        """Returns the sum of a block so far [T, hidden_size] after one of its layers, as described
-        in `DepthSpec`.
+        """Runs a layer of a block, as described in `DepthSpec`. Returns the block's sum so far [T,
+        hidden_size].
 
         Args:
             index: index of the layer.
             layer: its weights.
-            x: the sum before the layer; that of the block before if the layer begins a block, and
-                that of the pass before if it begins a pass.
+            x: the block's sum before the layer; the previous block's sum if the layer begins a
+                block, and the previous pass's last sum if it begins a later pass.
             rotation, plan, cache: as for `_attention`.
             blocks: sums of all blocks [T, blocks, hidden_size] (written).
         """
@@ -517,13 +517,13 @@ class Decoder:
         assert depth is not None
         assert isinstance(layer.spec.attention, AttentionSpec)
         assert layer.feed_query is not None
-        if depth.saves is not None:
-            blocks[:, depth.saves] = x
-        if depth.restarts is not None:
-            x = blocks[:, depth.restarts].clone()
+        if depth.saves_to is not None:
+            blocks[:, depth.saves_to] = x
+        if depth.restarts_from is not None:
+            x = blocks[:, depth.restarts_from].clone()
         seen: tuple[torch.Tensor, ...] = (x,)
         if layer.depth_queries is not None:
-            seen = attend_depth(layer.depth_queries, blocks[:, depth.sources], x)
+            seen = attend_over_depth(layer.depth_queries, blocks[:, depth.sources], x)
         norms = [layer.input_norm]
         if layer.spec.attention.separate:
             own = depth.norms > 1
@@ -536,26 +536,26 @@ class Decoder:
             assert gates is not None
             assert self.message_queries is not None
             *earlier, last = depth.messages
-            queries = self.message_queries[depth.looped]
-            messages = attend_depth(queries, blocks[:, earlier], blocks[:, last])
+            queries = self.message_queries[depth.loop_index]
+            messages = attend_over_depth(queries, blocks[:, earlier], blocks[:, last])
             seen = tuple(gates(i, each, messages[i]) for i, each in enumerate(seen))
-        rows, *others = [self._norm_wide(each, norm) for each, norm in zip(seen, norms)]
+        rows, *others = [self._norm_in_float32(each, norm) for each, norm in zip(seen, norms)]
         h = self._attention(index, layer, rows, rotation, plan, cache, None, others)
-        h = self._convolve_output(index, layer, OF_ATTENTION, h, plan, cache).float()
-        if depth.writes is not None:
-            blocks[:, depth.writes] = x
+        h = self._convolve_output(index, layer, CONV_OF_ATTENTION, h, plan, cache).float()
+        if depth.writes_to is not None:
+            blocks[:, depth.writes_to] = x
         else:
             h = x.float() + h
-        (fed,) = attend_depth(layer.feed_query, blocks[:, depth.complete], h)
+        (fed,) = attend_over_depth(layer.feed_query, blocks[:, depth.complete], h)
         if messages:
             assert gates is not None
             fed = gates(3, fed, messages[3])
         record = partial(cache.record_experts, index, plan.store_at)
-        out = _feed_forward(layer, self._norm_wide(fed, layer.mlp_norm), None, record)
-        out = self._convolve_output(index, layer, OF_FEED_FORWARD, out, plan, cache)
+        out = _feed_forward(layer, self._norm_in_float32(fed, layer.mlp_norm), None, record)
+        out = self._convolve_output(index, layer, CONV_OF_FEED_FORWARD, out, plan, cache)
         return (h + out).to(x.dtype)
 
-    def _norm_wide(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
+    def _norm_in_float32(self, x: torch.Tensor, weight: torch.Tensor | None) -> torch.Tensor:
         """Normalises rows in float32, and returns them in the dtype of activations."""
         assert weight is not None
         wide = apply_norm(x.float(), weight.float(), self.spec.rms_eps, self.spec.norm)
@@ -570,11 +570,11 @@ class Decoder:
         plan: AttentionPlan | DevicePlan,
         cache: KVCache,
     ) -> torch.Tensor:
-        """Returns a block's output x after one of the layer's short convolutions, if it has them."""
+        """Applies one of the layer's short convolutions, if it has them, to a block's output x."""
         if layer.short_convs is None:
             return x
         states = cache.states[index]
-        return convolve_shortly(layer.short_convs, which, x, plan.states, states, self.state_steps)
+        return apply_short_conv(layer.short_convs, which, x, plan.states, states, self.state_steps)
 
     def _run_block(
         self,
@@ -773,8 +773,8 @@ class Decoder:
         plan: AttentionPlan | DevicePlan,
         cache: KVCache,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the input [T, hidden_size] of a feed-forward that mixes the input rows x with
-        those of the tokens before, and the gate of its output.
+        """Mixes each input row of x with that of the token before. Returns the feed-forward's input
+        [T, hidden_size] and the gate of its output.
         """
         assert layer.channel_mix is not None
         states = cache.states[index]
@@ -791,8 +791,8 @@ class Decoder:
         lora: LayerAdapters | None,
         others: Sequence[torch.Tensor] = (),
     ) -> torch.Tensor:
-        """Returns attention's outputs [T, hidden_size] for its input rows x. `others` are those of
-        keys and values if they are separate.
+        """Computes attention's outputs [T, hidden_size] for its input rows x. `others` has the input
+        rows of keys and of values, if theirs differ from the queries'.
         """
         spec = layer.spec.attention
         waves = plan.states
@@ -844,9 +844,9 @@ class Decoder:
             state = waves, cache.states[index], self.state_steps
             if convs.dynamic:
                 kernels = torch.cat(dynamic, 1)
-                done = convolve_dynamically(convs, layer.short_convs, inputs, kernels, *state)
+                done = apply_dynamic_conv(convs, layer.short_convs, inputs, kernels, *state)
             else:
-                done = convolve_shortly(layer.short_convs, OF_HEADS, inputs, *state)
+                done = apply_short_conv(layer.short_convs, CONV_OF_KEYS_VALUES, inputs, *state)
             qkv[:, some] = done
         columns = [rotated * spec.key_size, spec.projected_values, spec.heads * spec.gate_size]
         columns.append(spec.bias_projection)

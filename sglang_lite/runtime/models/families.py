@@ -120,12 +120,12 @@ class Family:
         mixer: function of config and layer index that gives the specification of the mixer that the
             layer has in place of attention, or None for attention.
         mixer_norms: position of the norms in layers without attention; None for that of `norms`.
-        unroll: function of the config and of its layers that returns the layers in the order in which
-            they run, if some run several times.
+        unroll: function of the config and its layers that returns the layers in execution order, if
+            some run several times.
         has_feed_forward: function of config and layer index, False if the layer has none.
         experts_transposed: whether stacked expert matrices have inputs before outputs.
         experts_interleaved: whether, in addition, their gate and up columns alternate.
-        expert_rows_alternate: whether stacked expert matrices have alternate rows of gate and up.
+        expert_rows_alternate: whether gate and up rows alternate in stacked expert matrices.
         names: role in `parameters.py` -> the family's tensor name, if it differs from Llama's; ""
             if no tensor has it. A vector's name that ends in "[0]" is a matrix with a single row. A
             norm may have several names, separated by "|", of which a file has one.
@@ -869,7 +869,7 @@ def _zamba2_left_out(config: Config) -> str:
 
 
 def _inkling_fields(config: Config) -> dict[str, Any]:
-    """Returns the types of layers, which the first configs of Inkling tell by other fields."""
+    """Derives the layer types, which early Inkling configs give in other fields."""
     count = config["num_hidden_layers"]
     local = config.get("local_layer_ids")
     local = [i for i in range(count) if (i + 1) % 6] if local is None else local
@@ -911,13 +911,16 @@ def _inkling_attention(config: Config, layer: int) -> dict[str, Any]:
 def _inkling_experts(config: Config, layer: int) -> dict[str, Any] | None:
     kinds = config["mlp_layer_types"]
     if len(kinds) != config["num_hidden_layers"] or set(kinds) - {"dense", "sparse"}:
-        raise ValueError(f"mlp_layer_types {kinds} don't fit {config['num_hidden_layers']} layers")
+        raise ValueError(
+            f'mlp_layer_types {kinds} is not "dense" or "sparse" for each of '
+            f"{config['num_hidden_layers']} layers"
+        )
     if kinds[layer] == "dense":
         return None
     shared = config["n_shared_experts"]
     if not shared:
-        raise ValueError("n_shared_experts is 0, and the router needs shared experts")
-    # a config with the size of dense feed-forwards has that of experts in the other field
+        raise ValueError("n_shared_experts is 0, but the router needs shared experts")
+    # if dense_intermediate_size is set, intermediate_size is the size of experts
     size = "intermediate_size" if config.get("dense_intermediate_size") else "moe_intermediate_size"
     return {
         "count": config["n_routed_experts"] + shared,
@@ -978,8 +981,8 @@ def _inkling2_loop_attention(config: Config, layer: int) -> dict[str, Any]:
 
 
 def _unroll_inkling2_loop(config: Config, layers: tuple[LayerSpec, ...]) -> tuple[LayerSpec, ...]:
-    """Returns the layers in the order in which they run. Sums have these places: those before the
-    loop, for each pass those of its blocks and its last one, and those after the loop.
+    """Returns the layers in execution order. Places of sums are numbered in this order: those before
+    the loop, those of each pass's blocks, and those after the loop.
     """
     size = config["n_layers_per_attn_res_block"]
     start, end = config["loop_layer_index_start"], config["loop_layer_index_end"]
@@ -994,27 +997,34 @@ def _unroll_inkling2_loop(config: Config, layers: tuple[LayerSpec, ...]) -> tupl
     unrolled = list(layers[:start])
 
     def pass_columns(number: int) -> list[int]:
-        """Returns the places of a pass's own sums, the last one at the end."""
+        """Returns the places of the sums of a pass's blocks, in order."""
         return [first + 1 + number * blocks + i for i in range(blocks)]
 
     def replace_depth(
         i: int, *, before: Sequence[int], after: Sequence[int], **changes: Any
     ) -> LayerSpec:
-        """Returns a layer whose complete blocks are `before`, and those of `after` in turn."""
+        """Returns a layer that reads the sums `before` and the completed ones of `after`. If it
+        begins a block, it writes the next of `after`.
+        """
         depth = layers[i].depth
         assert depth is not None
         done = -(-(i - (start if i < end else end)) // size)
-        writes = None if depth.writes is None else after[done]
+        writes = None if depth.writes_to is None else after[done]
         sources = (*before, *after[:done])
-        return replace(layers[i], depth=replace(depth, sources=sources, writes=writes, **changes))
+        return replace(
+            layers[i], depth=replace(depth, sources=sources, writes_to=writes, **changes)
+        )
 
     for number in range(passes):
         for i in range(start, end):
-            changes: dict[str, Any] = {"gate_rank": config["loop_gate_rank"], "looped": i - start}
+            changes: dict[str, Any] = {
+                "gate_rank": config["loop_gate_rank"],
+                "loop_index": i - start,
+            }
             if number:
                 changes["messages"] = tuple(pass_columns(number - 1))
             if number and i == start:
-                changes |= {"saves": pass_columns(number - 1)[-1], "restarts": first}
+                changes |= {"saves_to": pass_columns(number - 1)[-1], "restarts_from": first}
             own = replace_depth(
                 i, before=range(first), after=(first, *pass_columns(number)[:-1]), **changes
             )
@@ -1169,7 +1179,7 @@ _INKLING_ALIASES = {
     "conv_kernel_size": "sconv_kernel_size",
     "max_position_embeddings": "model_max_length",
 }
-# as transformers writes them, which are the names of the first checkpoints
+# names in the first checkpoints, which transformers also writes
 _INKLING2_NAMES = {
     "layers": "model.llm.layers",
     "embedding": "model.llm.embed",

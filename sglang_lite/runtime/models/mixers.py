@@ -254,7 +254,7 @@ def rwkv_mixer(config: Config, layer: int) -> WkvSpec:
 
 def rwkv_layer(config: Config, layer: int) -> dict[str, Any]:  # fields of any type
     """Returns fields of LayerSpec. The hidden states are halved after every few layers, and what
-    later layers add to them is scaled to match. This changes what the epsilons of norms do.
+    later layers add to them is scaled to match. This changes the effect of the norms' epsilons.
     """
     period = config["rescale_every"]
     if period <= 0:
@@ -271,13 +271,13 @@ def rwkv_size(config: Config) -> dict[str, Json]:
 def xlstm_mixer(config: Config, layer: int) -> MlstmSpec:
     for ours, theirs in (("hidden_size", "embedding_dim"), ("num_hidden_layers", "num_blocks")):
         if config.get(theirs) not in (None, config[ours]):
-            raise ValueError(f"{theirs} {config[theirs]} is not {ours} {config[ours]}")
+            raise ValueError(f"{theirs} {config[theirs]} differs from {ours} {config[ours]}")
     hidden = config["hidden_size"]
     heads = config["num_heads"]
     keys = int(hidden * config["qk_dim_factor"])
     values = int(hidden * config["v_dim_factor"])
     if keys < heads or values < heads or keys % heads or values % heads:
-        raise ValueError(f"keys of {keys} and values of {values} don't make {heads} num_heads")
+        raise ValueError(f"{keys} key and {values} value elements don't make {heads} num_heads")
     return MlstmSpec(
         heads,
         keys // heads,

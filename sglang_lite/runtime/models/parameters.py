@@ -278,12 +278,12 @@ RESIDUAL_WEIGHTS = {
 EMBEDDING_WEIGHTS = ("embedding_shift", "embedding_factor")
 SHORT_CONVS = ("k_taps", "v_taps", "attention_taps", "mlp_taps")
 DYNAMIC_CONVS = ("k_static", "v_static", *SHORT_CONVS[2:])
-MESSAGES = ("q", "k", "v", "mlp")  # prefixes of roles, in order
-# of queries and the feed-forward, and of keys and values, in turn for each layer
+MESSAGE_READERS = ("q", "k", "v", "mlp")  # prefixes of roles, in order
+# for each layer: those of queries and the feed-forward; those of keys and values
 MESSAGE_QUERIES = ("message_queries", "kv_message_queries")
 MESSAGE_MATRICES = ("down", "forget", "gain")
 DEPTH_QUERIES = ("depth_queries", "feed_query")
-BLOCK_FACTORS = ("mlp_factor", "router_factor")  # of a dense feed-forward, or of experts
+OUTPUT_FACTORS = ("mlp_factor", "router_factor")  # of a dense feed-forward, or of experts
 ROUTER_MATRICES = {"router_inner": "inner", "router_first": "first", "router_second": "second"}
 # roles of low-rank additions to a block's first projections -> parts of each projection
 ATTENTION_ADDITION = (("q_first", "second_q"), ("k_first", "second_k"), ("v_first", "second_v"))
@@ -398,7 +398,7 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
         if layer.depth.gate_rank:
             yield from _message_parameters(names, spec.hidden_size, layer.depth.gate_rank)
     feed_forward = layer.feed_forward
-    if (factor := block_factor(layer)) is not None:
+    if (factor := output_factor_role(layer)) is not None:
         yield names.vector(factor, 1, suffix="")
     if not layer.feeds:
         return
@@ -416,14 +416,14 @@ def layer_parameters(spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
 
 
 def _message_parameters(names: _Names, hidden: int, rank: int) -> Iterator[ParameterSpec]:
-    """Yields the parameters of the gates of a layer's messages."""
-    for role in MESSAGES:
+    """Yields the parameters of a layer's message gates."""
+    for role in MESSAGE_READERS:
         yield names.matrix(f"{role}_message_down", (rank, 2 * hidden))
         yield names.matrix(f"{role}_message_forget", (hidden, rank))
         yield names.matrix(f"{role}_message_gain", (hidden, rank))
 
 
-def block_factor(layer: LayerSpec) -> str | None:
+def output_factor_role(layer: LayerSpec) -> str | None:
     """Returns the role of the learnt number that multiplies the output of the feed-forward, or None
     if the layer has none.
     """
@@ -431,7 +431,7 @@ def block_factor(layer: LayerSpec) -> str | None:
         return None
     if (convs := layer.attention.short_convs) is None or not convs.learns_factor:
         return None
-    return BLOCK_FACTORS[isinstance(layer.feed_forward, ExpertsSpec)]
+    return OUTPUT_FACTORS[isinstance(layer.feed_forward, ExpertsSpec)]
 
 
 def _own_block_parameters(names: _Names, spec: ModelSpec, index: int) -> Iterator[ParameterSpec]:
@@ -694,8 +694,8 @@ def short_conv_roles(spec: ShortConvSpec) -> tuple[str, ...]:
 
 
 def separate_projection_roles(spec: MixerSpec) -> dict[str, tuple[str, ...]]:
-    """Returns the roles of the matrices stacked in the linear layers of keys and of values, by the
-    linear layer's attribute of `Layer`. Returns none if they are in attention's first linear layer.
+    """Maps the attributes of `Layer` for keys and values to the roles of the matrices stacked in
+    them. Returns {} if these matrices are in attention's first linear layer.
     """
     if not isinstance(spec, AttentionSpec) or not spec.separate:
         return {}
@@ -731,7 +731,7 @@ def input_projection_roles(spec: MixerSpec) -> tuple[str, ...]:
         return "lru_x", "lru_y"
     if isinstance(spec, MlstmSpec):
         return "mlstm_q", "mlstm_k", "mlstm_v", "mlstm_z", "mlstm_i", "mlstm_f"
-    if isinstance(spec, NoMixerSpec | WkvSpec):  # WkvSpec's have inputs of their own
+    if isinstance(spec, NoMixerSpec | WkvSpec):  # time mixing has an input for each matrix
         return ()
     gate = ("output_gating",) if spec.output_gate else ()
     return "q" if spec.query_rank is None else "q_a", "kv_a", *gate
@@ -835,8 +835,8 @@ class _Names:
         return ParameterSpec(role, shape, (piece,), self._layer)
 
     def depth_query(self, role: str, shape: tuple[int, ...]) -> ParameterSpec:
-        """Returns the queries with which an input reads earlier blocks. Some families number them
-        outside the layers, those of attention from the second layer on.
+        """Returns the queries with which an input reads earlier blocks. Some families store them
+        outside the layers, with numbers; those of attention start at the second layer.
         """
         name = self._names[role]
         number = self._stored_in - (role == "depth_queries")

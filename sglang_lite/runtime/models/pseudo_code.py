@@ -173,18 +173,18 @@ def _layer_lines(spec: ModelSpec, layer: LayerSpec) -> Iterator[tuple[str, str]]
 def _depth_lines(
     layer: LayerSpec, depth: DepthSpec, norm: str, notes: str
 ) -> Iterator[tuple[str, str]]:
-    """Yields the lines of attention's input in a layer of a block."""
+    """Yields the lines that compute attention's input in a layer of a block."""
     separate = depth.norms > 1 or bool(depth.messages)
     if layer.repeats is not None:
-        yield "# the weights of an earlier layer", ""
-    if depth.restarts is not None:
+        yield "# shares the weights of an earlier layer", ""
+    if depth.restarts_from is not None:
         yield "x = the sum before the first pass", "a pass begins"
     read = "attend([blocks, x])" if depth.queries else "x"
     if depth.messages:
-        yield "message = attend(blocks of the pass before)", "each for q, k, v and the feed-forward"
+        yield "message = attend(previous pass's blocks)", "for each of q, k, v and feed-forward"
         read = f"gate({read}, message)"
-    yield f"h = {norm}({read})", f"{notes}{', each for q, k and v' if separate else ''}"
-    if depth.writes is not None:
+    yield f"h = {norm}({read})", f"{notes}{', for each of q, k and v' if separate else ''}"
+    if depth.writes_to is not None:
         yield "blocks, x = [blocks, x], 0", "a block of layers begins"
 
 
@@ -332,7 +332,7 @@ def _query_lines(attention: AttentionSpec, norm: str) -> Iterator[tuple[str, str
 
 
 def _query_factor(rope: RopeSpec) -> str:
-    """Returns the factor of queries by position."""
+    """Returns the expression by which queries are multiplied at a position."""
     at = _shifted_position(rope)
     grown = f"1 + {at} // {rope.query_span}"
     if rope.query_floor:

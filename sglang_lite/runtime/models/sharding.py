@@ -404,7 +404,7 @@ def _attention_part(a: SharedMixerSpec, matrix: str, parallel: Parallel) -> Rank
         return _rg_lru_part(a, matrix, heads)
     if isinstance(a, MlstmSpec):
         return _mlstm_part(a, matrix, heads)
-    if isinstance(a, WkvSpec):  # which ranks don't share
+    if isinstance(a, WkvSpec):  # not shared by ranks
         return None
     if isinstance(a, LatentSpec):
         size = {

@@ -70,7 +70,7 @@ class DistanceBiasSpec:
     Attributes:
         rank: elements of r.
         extent: number of distances.
-        clip: largest norm of r, which is multiplied by learnt numbers before; None for neither.
+        clip: largest norm of r after multiplication by learnt numbers; None to do neither.
     """
 
     rank: int
@@ -87,14 +87,14 @@ class ShortConvSpec:
 
         out[t] = factor * (x[t] + sum over k of kernel[k] * x[t - taps + 1 + k])
 
-    A sequence has the last inputs of the convolutions as its state.
+    A sequence's state consists of the last inputs of the convolutions.
 
     Attributes:
         taps: number of tokens that a convolution covers, the current one included; at least 2.
         hidden: elements of a hidden state.
         learns_factor: whether the output of the feed-forward is also multiplied by a learnt number.
-        scaled: whether the factor is (taps + 1) ** -0.5, or (2 * taps + 1) ** -0.5 if `dynamic`; else
-            it is 1.
+        scaled: whether the factor is (taps + 1) ** -0.5, or, for keys and values if `dynamic`,
+            (2 * taps + 1) ** -0.5; else it is 1.
         dynamic: whether the kernels of keys and values also have a part for each token and head,
             which is projected from the hidden state like the key or the value.
     """
@@ -107,7 +107,7 @@ class ShortConvSpec:
 
     @property
     def copies(self) -> int:
-        """Number of times that the state has the last inputs of keys and values."""
+        """Number of copies of the last keys and values in the state."""
         return self.taps - 1 if self.dynamic else 1
 
 
@@ -147,8 +147,8 @@ class AttentionSpec:
         output_scale: factor of the outputs, before the output projection.
         taps: numbers of tokens that the two convolutions of queries and keys cover, the current one
             included, as `layers.cca` describes; None for no convolutions.
-        norm_limit: largest norm of a head's query or key, or None. Queries are multiplied by learnt
-            numbers before.
+        norm_limit: largest norm of a head's query or key, or None. Queries are first multiplied by
+            learnt numbers.
         token_sinks: whether each token has an extra score in the softmax of each head, with no
             value attached, projected from the hidden state.
         separate: whether queries, keys and values are projected from different inputs.
@@ -207,8 +207,8 @@ class AttentionSpec:
 
     @property
     def state(self) -> StatePlanes | None:
-        """State of the convolutions: their last inputs, which each of the second one's taps has, or
-        those of all short convolutions.
+        """State of the convolutions: the last inputs of all short ones; or those of the two of
+        `taps`, with a copy for each tap of the second one.
         """
         if self.short_convs is not None:
             channels = self.short_convs.copies * (self.projected_keys + self.projected_values)
@@ -223,7 +223,7 @@ class AttentionSpec:
 
     @property
     def bias_projection(self) -> int:
-        """Outputs of the projection of the scores' bias by distance."""
+        """Outputs of the projection to the vectors r of the distance bias."""
         return 0 if self.distance_bias is None else self.heads * self.distance_bias.rank
 
     @property
@@ -784,11 +784,11 @@ class RgLruSpec(_WithoutKeys):
 
 @dataclass(frozen=True, slots=True)
 class WkvSpec(_WithoutKeys):
-    """Time mixing of RWKV, which its layers have in the place of attention (arXiv:2305.13048).
+    """Time mixing, which RWKV's layers have in place of attention (arXiv:2305.13048).
 
     A token's normalised hidden state h and that of the token before, h', are mixed by learnt vectors:
-    x_k = mix_k h + (1 - mix_k) h', and x_v and x_r likewise. With projections k, v and r of them, a
-    channel's output is an average of the values so far, in which the current one has a bonus:
+    x_k = mix_k h + (1 - mix_k) h', and x_v and x_r likewise. They are projected to k, v and r. A
+    channel's output is a weighted average of the values so far, with a bonus for the current one:
 
         out = sigmoid(r) (A + exp(first + k) v) / (B + exp(first + k))
         A <- exp(-exp(decay)) A + exp(k) v
@@ -832,12 +832,11 @@ class WkvSpec(_WithoutKeys):
 
 @dataclass(frozen=True, slots=True)
 class MlstmSpec(_WithoutKeys):
-    """Matrix memory of xLSTM, which its layers have in the place of attention (mLSTM,
-    arXiv:2405.04517).
+    """Matrix memory, which xLSTM's layers have in place of attention (mLSTM, arXiv:2405.04517).
 
     Queries, keys and values are projections of a token's hidden state. Each head has a memory C,
-    which maps keys to values, a normaliser n and a running maximum m. A token changes them and
-    reads them by
+    which maps keys to values, a normaliser n and a running maximum m. A token updates and then
+    reads them:
 
         i, f = cap(i), log(sigmoid(cap(f))),  cap(x) = gate_cap * tanh(x / gate_cap)
         m' = max(f + m, i)
@@ -847,13 +846,13 @@ class MlstmSpec(_WithoutKeys):
         out = layer_norm(h) * sigmoid(z)
 
     with further projections i, f and z. A sequence has one state, of a constant size, for all of its
-    tokens. Of each head, it has C [key_size, value_size], and then, for each `PANEL` columns of C, a
-    copy of n, and then a copy of m.
+    tokens. For each head, it holds C [key_size, value_size], then the copies of n, then those of m:
+    one copy for every `PANEL` columns of C.
 
     Attributes:
         heads: number of heads.
         key_size, value_size: elements of a head's query and key, and of its value.
-        gate_cap: largest absolute value of i and f.
+        gate_cap: largest absolute value of cap(i) and cap(f).
         eps: epsilon of the division.
         norm_eps: epsilon of the norm of each head's outputs.
     """
@@ -977,8 +976,8 @@ class ExpertsSpec:
         router_size: elements of the router's hidden layers; 0 for none.
         carries: whether the router also reads the hidden layer of the router in the layer before.
         skips: whether the router may choose that no expert gets a token.
-        always: number of shared experts among `count`, the last ones. They are the last of each
-            token's `top_k`, and the router gives them weights like the others'.
+        always: number of shared experts, which are the last of `count`. They are also the last of
+            each token's `top_k`, and the router weighs them like the others.
         own: experts whose matrices a rank has, in order; None for all.
     """
 
@@ -1081,45 +1080,45 @@ class BlockSpec:
 
 @dataclass(frozen=True, slots=True)
 class DepthSpec:
-    """How a layer reads those before it, if blocks of layers have sums of their own (attention
+    """How a layer reads earlier layers, if each block of layers has its own sum (attention
     residuals, Inkling 2).
 
-    A block's layers add their outputs to one sum, which begins with nothing. Each input of a layer
-    is an attention of the token over the sums of the blocks before, and the sum of the present
-    block so far; the embedding is the first block. Its query is a learnt vector, and keys and values
-    are the normalised sums. So the feed-forward has an input, and the attention has `queries`.
+    A block's layers add their outputs to one sum, which starts at zero. Each input of a layer
+    attends over the sums of the earlier blocks and the sum of the current block so far; the
+    embedding is the first block. The query is a learnt vector, and keys and values are the
+    normalised sums. The feed-forward has one such input, and attention has `queries` of them.
 
     Some layers may run several times, in passes. Each pass begins with the sums before the first
-    one. In later passes, an input is also changed by a message: an attention over the blocks of the
-    pass before, as `layers.message_gates` describes.
+    one. In later passes, a message also changes each input: it attends over the blocks of the
+    previous pass, as `layers.message_gates` describes.
 
     Attributes:
         sources: places of the sums of the blocks that were complete before the layer.
-        writes: place of the sum that is complete before the layer begins a block, or None.
+        writes_to: place where a layer that begins a block stores the previous block's sum, or None.
         queries: number of attention's inputs that are read like this: one for queries, keys and
-            values together, or three; 0 for the embedding itself.
+            values together, or three; 0 if the input is the embedding itself.
         norms: number of norms of attention's inputs, one or three.
         gate_rank: rank of the gates of messages, or 0 if the layer runs only once.
-        looped: number of layers before it that also run several times.
-        saves: place where a pass puts the last sum of the pass before, or None.
-        restarts: place of the sum with which a pass begins, or None.
+        loop_index: index of the layer among those that run several times.
+        saves_to: place where a pass's first layer stores the previous pass's last sum, or None.
+        restarts_from: place of the sum from which a pass's first layer starts, or None.
         messages: places of the previous pass's sums, the last one at the end; empty for no message.
     """
 
     sources: tuple[int, ...]
-    writes: int | None
+    writes_to: int | None
     queries: int
     norms: int = 1
     gate_rank: int = 0
-    looped: int = 0
-    saves: int | None = None
-    restarts: int | None = None
+    loop_index: int = 0
+    saves_to: int | None = None
+    restarts_from: int | None = None
     messages: tuple[int, ...] = ()
 
     @property
     def complete(self) -> tuple[int, ...]:
         """Places of the sums that are complete when the layer's feed-forward runs."""
-        return self.sources if self.writes is None else (*self.sources, self.writes)
+        return self.sources if self.writes_to is None else (*self.sources, self.writes_to)
 
 
 @dataclass(frozen=True, slots=True)
@@ -1149,9 +1148,9 @@ class LayerSpec:
             learnt vectors, before they are added.
         block: what attention and the feed-forward are if only `beside` reads their output; None if
             they are added to the residual.
-        depth: how the layer reads those before it, or None for one residual of all layers.
-        repeats: index of an earlier layer whose weights this layer has, or None for its own.
-        stored_as: number of the layer in a checkpoint, or None for its index.
+        depth: how the layer reads earlier layers, or None if all layers share one residual.
+        repeats: index of an earlier layer whose weights this layer shares, or None.
+        stored_as: number of the layer in a checkpoint, or None if it is the layer's index.
     """
 
     attention: MixerSpec
@@ -1225,7 +1224,7 @@ class LayerSpec:
         return hidden if self.block is None else 2 * hidden
 
     def weight_elements(self, hidden: int) -> int:
-        """Counts the elements of the weight matrices, without those of another layer or block."""
+        """Counts the elements of the weight matrices, without those shared from another layer."""
         if self.repeats is not None:
             return 0
         if self.block is not None and self.block.weights_of is not None:
@@ -1340,20 +1339,22 @@ class ModelSpec:
 
     @property
     def blocks(self) -> int:
-        """Number of places for the sums of blocks of layers; 0 if there is one residual."""
+        """Number of places for the sums of blocks of layers; 0 if layers share one residual."""
         depths = [layer.depth for layer in self.layers if layer.depth is not None]
         columns = [column for each in depths for column in each.complete]
-        return max((*columns, *(x.saves for x in depths if x.saves is not None)), default=-1) + 1
+        return (
+            max((*columns, *(x.saves_to for x in depths if x.saves_to is not None)), default=-1) + 1
+        )
 
     @property
     def looped_layers(self) -> int:
         """Number of layers that run several times."""
         depths = (layer.depth for layer in self.layers)
-        return max((x.looped + 1 for x in depths if x is not None and x.gate_rank), default=0)
+        return max((x.loop_index + 1 for x in depths if x is not None and x.gate_rank), default=0)
 
     @property
     def repeated_layers(self) -> Mapping[int, int]:
-        """Layers that have the weights of an earlier layer, with the index of that layer."""
+        """Maps the index of each layer that shares an earlier layer's weights to that layer's."""
         layers = enumerate(self.layers)
         return {i: layer.repeats for i, layer in layers if layer.repeats is not None}
 
@@ -1389,7 +1390,7 @@ class ModelSpec:
 
     @property
     def has_running_maxima(self) -> bool:
-        """True if states have logarithms of the largest numbers so far."""
+        """True if states contain a running maximum of exponents, as in RWKV and xLSTM."""
         return any(isinstance(layer.attention, WkvSpec | MlstmSpec) for layer in self.layers)
 
     @property

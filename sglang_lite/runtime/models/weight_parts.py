@@ -32,7 +32,6 @@ from sglang_lite.runtime.models.layers.router_mlp import RouterMlp
 from sglang_lite.runtime.models.layers.state_mixer import StateWeights
 from sglang_lite.runtime.models.parameters import (
     ATTENTION_ADDITION,
-    BLOCK_FACTORS,
     CHANNEL_MIXES,
     DELTA_KERNELS,
     DEPTH_QUERIES,
@@ -43,7 +42,8 @@ from sglang_lite.runtime.models.parameters import (
     MAMBA2_KERNELS,
     MESSAGE_MATRICES,
     MESSAGE_QUERIES,
-    MESSAGES,
+    MESSAGE_READERS,
+    OUTPUT_FACTORS,
     RESIDUAL_WEIGHTS,
     ROUTER_MATRICES,
     SHORT_CONVS,
@@ -123,13 +123,13 @@ _OTHERS = {
     "attention_out_norm": "post_attention_norm",
     "mlp_out_norm": "post_mlp_norm",
     **dict.fromkeys(("first_taps", "second_taps", "key_factor"), "convolutions"),
-    **dict.fromkeys((*SHORT_CONVS, *DYNAMIC_CONVS, *BLOCK_FACTORS), "short_convs"),
+    **dict.fromkeys((*SHORT_CONVS, *DYNAMIC_CONVS, *OUTPUT_FACTORS), "short_convs"),
     **{role: part for part, roles in RESIDUAL_WEIGHTS.items() for role in roles},
 }
-# roles of the matrices of messages' gates -> attribute and index
-_GATES = {
+# roles of the message gates' matrices -> attribute of `MessageGates`, and index in it
+_MESSAGE_GATES = {
     f"{role}_message_{part}": (part, i)
-    for i, role in enumerate(MESSAGES)
+    for i, role in enumerate(MESSAGE_READERS)
     for part in MESSAGE_MATRICES
 }
 # roles of the weights of attention's convolutions -> attribute
@@ -204,7 +204,7 @@ def part_key(spec: ModelSpec, parameter: ParameterSpec) -> PartKey:
         return parameter.layer, "state"
     if role in _ADDITIONS:
         return parameter.layer, _ADDITIONS[role]
-    if role in _GATES:
+    if role in _MESSAGE_GATES:
         return parameter.layer, "message_gates"
     return parameter.layer, "latent" if role in _LATENT else _OTHERS.get(role, "feed_forward")
 
@@ -404,10 +404,10 @@ class WeightParts:
             if role in kernels:
                 assert layer.short_convs is not None
                 return layer.short_convs.taps[kernels.index(role)]
-        if role in _GATES:
-            name, at = _GATES[role]
+        if role in _MESSAGE_GATES:
+            name, at = _MESSAGE_GATES[role]
             return _dense_matrix(getattr(layer.message_gates, name)[at])
-        if role in BLOCK_FACTORS:
+        if role in OUTPUT_FACTORS:
             assert layer.short_convs is not None
             return layer.short_convs.factor
         if role == "router_scale":

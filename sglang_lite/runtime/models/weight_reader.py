@@ -41,18 +41,18 @@ from sglang_lite.runtime.models.parameters import (
     MAMBA2_KERNELS,
     MESSAGE_MATRICES,
     MESSAGE_QUERIES,
-    MESSAGES,
+    MESSAGE_READERS,
     RESIDUAL_WEIGHTS,
     ROUTER_MATRICES,
     WKV_MIXES,
     XIELU_ROLES,
     CheckpointSlice,
     ParameterSpec,
-    block_factor,
     head_name,
     input_projection_roles,
     layer_parameters,
     mamba1_norms,
+    output_factor_role,
     output_projection_role,
     parameters,
     separate_projection_roles,
@@ -120,8 +120,8 @@ class Layer:
         q_norm, k_norm: weights in the same form with the size of a head or of the whole projection,
             or [heads, key_size] or [2, heads, key_size] if each head has its own.
         qkv: first linear layer of attention: queries, keys, values, and, with `output_gate`, the
-            projection whose sigmoid multiplies the outputs, and, with `distance_bias`, the vectors
-            that it is computed from. Latent attention: queries, or
+            projection whose sigmoid multiplies the outputs; with `distance_bias`, the vectors that
+            the bias is computed from; with `token_sinks`, the sinks. Latent attention: queries, or
             the low-rank vector that they are projected from, then the latent and the rotated part
             of the key. Of a convolution: the projections b, c and x. Of the delta rule: q, k, v, z,
             b and a. Of lightning attention: q, k, v and z. Of Mamba 2: z, x, b, c and dt. Of
@@ -146,11 +146,11 @@ class Layer:
         block_output, beside_norm: linear layer from a block to the input of the state space, and
             weight of the norm after it.
         convolutions: weights of attention's convolutions, or None.
-        channel_mix: what changes the input and the output of RWKV's channel mixing, or None.
+        channel_mix: weights of RWKV's channel mixing besides the feed-forward's, or None.
         short_convs: weights of the layer's short convolutions, or None.
-        distance_bank: [rank, extent], bank of the scores' bias by distance, or None.
-        distance_scale, query_scale: [heads, rank] and [heads, key_size], factors of the vectors of
-            this bias and of queries, whose norms are limited then; or None.
+        distance_bank: [rank, extent], bank of `DistanceBiasSpec`, or None.
+        distance_scale, query_scale: [heads, rank] and [heads, key_size], factors of this bias's
+            vectors and of queries, applied before their norms are limited; or None.
         keys, values: linear layers of keys and values, and of the dynamic parts of their kernels, if
             they are separate from `qkv`.
         key_input_norm, value_input_norm: [hidden_size], weights of the norms of their inputs.
@@ -403,8 +403,8 @@ class WeightReader:
         return torch.cat((own[:, :1], of_keys, own[:, 1:]), 1).to(self.device)
 
     def last_query(self) -> torch.Tensor:
-        """Reads the query with which the last norm's input reads the blocks of layers, float32 [1,
-        hidden_size].
+        """Reads the query of the attention over blocks of layers that precedes the last norm,
+        float32 [1, hidden_size].
         """
         return self._tensors.numbers(self._of_model["last_query"]).to(self.device).unsqueeze(0)
 
@@ -585,7 +585,7 @@ class WeightReader:
         if convs is None:
             return None
         taps = [self._read_numbers(table, role) for role in short_conv_roles(convs)]
-        factor = block_factor(spec)
+        factor = output_factor_role(spec)
         number = None if factor is None else self._read_numbers(table, factor)
         return build_short_convs(convs, taps, number)
 
@@ -603,7 +603,9 @@ class WeightReader:
         if ("q_message_down", None) not in table:
             return None
         down, forget, gain = (
-            tuple(self._sensitive_linear(table, f"{role}_message_{part}") for role in MESSAGES)
+            tuple(
+                self._sensitive_linear(table, f"{role}_message_{part}") for role in MESSAGE_READERS
+            )
             for part in MESSAGE_MATRICES
         )
         return MessageGates(down, forget, gain, self.spec.rms_eps)

@@ -993,7 +993,7 @@ def test_linear_attention_that_does_not_fit_is_told(changes, problem):
         ("jamba", {"attn_layer_offset": 3}, "attn_layer_offset 3 names none"),
         ("xlstm", {"weight_mode": "fused"}, "weight_mode fused is not supported"),
         ("xlstm", {"use_bias": True}, "use_bias true is not supported"),
-        ("xlstm", {"num_blocks": 4}, "num_blocks 4 is not num_hidden_layers 3"),
+        ("xlstm", {"num_blocks": 4}, "num_blocks 4 differs from num_hidden_layers 3"),
         ("xlstm", {"num_heads": 5}, "don't make 5 num_heads"),
         ("rwkv", {"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon other than 1e-05 is not"),
         ("jamba", {"hidden_act": "gelu"}, "hidden_act other than silu is not supported"),

@@ -8,18 +8,18 @@ import torch
 
 from sglang_lite.runtime.models.layers.norm import apply_norm
 
-_EPS = 1e-6  # which no config changes
+_EPS = 1e-6  # configs don't change it
 
 
-def attend_depth(
+def attend_over_depth(
     queries: torch.Tensor, blocks: torch.Tensor, partial: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
-    """Returns an input of a layer for each query, float32 [T, hidden] each.
+    """Computes inputs of a layer, one float32 [T, hidden] for each query.
 
     Args:
         queries: float32 [queries, hidden].
         blocks: outputs of the earlier blocks [T, blocks, hidden].
-        partial: sum of the present block so far [T, hidden].
+        partial: sum of the current block so far [T, hidden].
     """
     sources = torch.cat((blocks.float(), partial.float().unsqueeze(1)), 1)
     sources = apply_norm(sources, None, _EPS, "rms")

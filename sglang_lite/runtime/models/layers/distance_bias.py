@@ -1,4 +1,4 @@
-"""Bias of attention's scores by distance (Inkling), as described in `DistanceBiasSpec`."""
+"""Attention bias by distance (Inkling), as described in `DistanceBiasSpec`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import torch
 
 
 def limit_norms(x: torch.Tensor, limit: float, scale: torch.Tensor | None) -> torch.Tensor:
-    """Returns vectors, multiplied by `scale` if given, and then shortened to a norm of `limit` if
-    they are longer.
+    """Multiplies vectors by `scale` if given, and then shortens those with a larger norm than
+    `limit`.
 
     Args:
         x: [T, heads, size].
@@ -28,15 +28,15 @@ def compute_distance_bias(
     scale: torch.Tensor | None = None,
     clip: float | None = None,
 ) -> torch.Tensor:
-    """Returns the bias [T, heads, extent] of each token's scores, as for `AttentionRules`.
+    """Computes `AttentionRules.bias` [T, heads, extent].
 
     Args:
         vectors: r of all heads, side by side [T, heads * rank].
         bank: [rank, extent].
         heads: number of heads.
         query_scale: factors of the queries [T, 1, 1], or None.
-        scale, clip: factors of r [heads, rank], and the largest norm of the products; None for
-            neither.
+        scale, clip: factors of r [heads, rank], and the largest norm of r after scaling; or None
+            for both.
     """
     if clip is not None:
         vectors = limit_norms(vectors.view(len(vectors), heads, -1), clip, scale)

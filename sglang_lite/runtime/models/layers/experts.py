@@ -216,16 +216,16 @@ def route_with_shared(
     correction: torch.Tensor | None,
     choose: Callable[..., tuple[torch.Tensor, torch.Tensor]],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses experts for rows, which the shared experts of `ExpertsSpec.always` follow.
+    """Chooses experts for rows, and appends the shared experts of `ExpertsSpec.always`.
 
     Args:
         logits: logits of the router [T, count].
         spec: specification of the experts.
         correction: float32 [count - always], added to scores for the choice, or None.
-        choose: `experts_route` of the device.
+        choose: the device's `experts_route`.
 
     Returns:
-        Indices and weights [T, top_k], as those of `experts_route`.
+        Indices and weights [T, top_k], like those of `experts_route`.
     """
     routed = spec.count - spec.always
     chosen, weights = choose(

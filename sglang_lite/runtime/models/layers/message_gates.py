@@ -1,7 +1,7 @@
 """Gates through which a layer reads the previous pass through the same layers (Inkling 2 with loops).
 
-Each of the layer's inputs x, those of queries, keys, values and the feed-forward, has a message m, an
-attention over what the previous pass left, by a learnt query:
+Queries, keys, values and the feed-forward each have an input x and a message m. With a learnt query,
+the message attends over the sums of the previous pass:
 
     low = [normalise(x), normalise(m)] @ down
     x <- (1 - tanh(low @ forget)) * x + tanh(low @ gain) * m
@@ -19,11 +19,11 @@ from sglang_lite.runtime.models.layers.norm import apply_norm
 
 @dataclass(frozen=True, slots=True)
 class MessageGates:
-    """Weights of a layer's gates, of queries, keys, values and the feed-forward in order.
+    """Weights of a layer's gates: those of queries, keys, values and the feed-forward, in this order.
 
     Attributes:
-        down: linear layers from both to a low rank.
-        forget, gain: linear layers from there to the factors.
+        down: linear layers from input and message, side by side, to a low rank.
+        forget, gain: linear layers from the low rank to the factors.
         eps: epsilon of the norms.
     """
 
@@ -33,7 +33,7 @@ class MessageGates:
     eps: float
 
     def __call__(self, which: int, x: torch.Tensor, message: torch.Tensor) -> torch.Tensor:
-        """Returns an input of the layer, changed by its message: float32 [T, hidden_size].
+        """Adds a message to an input of the layer. Returns float32 [T, hidden_size].
 
         Args:
             which: index of the input.

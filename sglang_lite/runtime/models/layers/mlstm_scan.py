@@ -3,12 +3,14 @@
     m' = max(f + m, i);  C <- e^(f + m - m') C + e^(i - m') k v^T;  n likewise with v = 1
     out = C^T q / (max(|n q|, e^-m') + eps)
 
-In a chunk of tokens, with g the sum of f from the chunk's beginning on, m[t] is the largest of
-g[t] + m and of g[t] - g[s] + i[s] for s <= t. So products of matrices compute the chunk:
+In a chunk of tokens, let g be the sum of f from the chunk's beginning on, and C and m those before
+the chunk. Then m[t] is the largest of g[t] + m and of g[t] - g[s] + i[s] for s <= t, and matrix
+products compute the chunk:
 
-    C^T q = e^(g[t] + m - m[t]) C^T q[t] + sum over s <= t of e^(g[t] - g[s] + i[s] - m[t]) (q[t] k[s]) v[s]
+    C[t]^T q[t] = e^(g[t] + m - m[t]) C^T q[t]
+        + sum over s <= t of e^(g[t] - g[s] + i[s] - m[t]) (q[t] k[s]) v[s]
 
-Only numbers that are at most 0 are exponentiated, and they are sums of float64.
+Exponents are at most 0, except -m', which the cap of the gates bounds. Chunks sum them in float64.
 """
 
 from __future__ import annotations
@@ -39,9 +41,10 @@ def mlstm_scan(
         q: queries [T, H, Dk], which are scaled by Dk ** -0.5.
         k: keys [T, H, Dk].
         v: values [T, H, Dv].
-        enter: float32 [T, H], i.
-        decay: float32 [T, H], f, at most 0.
-        states: pool [S, H, numbers of a memory], float32 (written), in the form of `MlstmSpec`.
+        enter: i, float32 [T, H].
+        decay: f, float32 [T, H], at most 0.
+        states: pool [S, H, numbers of a memory], float32 (written), laid out as `MlstmSpec`
+            describes.
         rows: rows of the step.
         eps: added to divisors.
 
@@ -122,5 +125,5 @@ def _parts(
 
 
 def _divisors(weight: torch.Tensor, peak: torch.Tensor, eps: float) -> torch.Tensor:
-    """Returns what outputs are divided by, [..., 1], given n q and m."""
+    """Computes the divisors of outputs [..., 1] from n q and m."""
     return (torch.maximum(weight.abs(), (-peak).exp()) + eps).unsqueeze(-1)

@@ -1,4 +1,4 @@
-"""Time mixing and channel mixing of RWKV (arXiv:2305.13048). `WkvSpec` has the formula of the first.
+"""Time mixing and channel mixing of RWKV (arXiv:2305.13048). `WkvSpec` describes time mixing.
 
 Channel mixing is a feed-forward whose input h is mixed with that of the token before, h':
 
@@ -67,7 +67,7 @@ def delay_kernel(channels: int, device: torch.device) -> torch.Tensor:
     return kernel
 
 
-def mix_times(
+def mix_over_time(
     weights: WkvWeights,
     x: torch.Tensor,
     waves: Sequence[StateWave],
@@ -111,7 +111,7 @@ def mix_channels(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns the input of the feed-forward and the gate of its output, [T, hidden_size] each.
 
-    Takes the arguments of `mix_times`.
+    Takes the arguments of `mix_over_time`.
     """
     assert states is not None
     tails = states.tails[:, :, x.shape[1] :]  # after the inputs of time mixing

@@ -16,12 +16,14 @@ from sglang_lite.runtime.kernels.state_rows import StateRows, StateWave
 from sglang_lite.runtime.models.layers.state_steps import StateSteps, compute_waves
 from sglang_lite.runtime.models.spec import ShortConvSpec
 
-OF_HEADS, OF_ATTENTION, OF_FEED_FORWARD = range(3)  # the convolutions, in the order of their states
+CONV_OF_KEYS_VALUES, CONV_OF_ATTENTION, CONV_OF_FEED_FORWARD = range(
+    3
+)  # the convolutions, in the order of their states
 
 
 @dataclass(frozen=True, slots=True)
 class ShortConvs:
-    """Weights of the convolutions, all float32: those of a checkpoint, and what is computed of them.
+    """Weights of the convolutions, all float32: those of a checkpoint, and kernels computed from them.
 
     Attributes:
         taps: kernels [channels, taps] of keys, values, attention's outputs and the feed-forward's.
@@ -29,7 +31,7 @@ class ShortConvs:
         factor: [1], factor of the feed-forward's output.
         kernels: [taps + 1, channels] for `state_conv`: of keys and values, of attention's outputs
             and of the feed-forward's. They include the addition of the inputs, and the factor. With
-            dynamic kernels, the first one returns keys and values of each earlier token instead.
+            dynamic kernels, the first one instead returns the inputs of each earlier token.
     """
 
     taps: tuple[torch.Tensor, ...]
@@ -40,7 +42,7 @@ class ShortConvs:
 def build_short_convs(
     spec: ShortConvSpec, taps: Sequence[torch.Tensor], factor: torch.Tensor | None
 ) -> ShortConvs:
-    """Returns the weights of the convolutions, given those of a checkpoint as in `ShortConvs`."""
+    """Builds the weights from those of a checkpoint, which have the form described in `ShortConvs`."""
     scale = (spec.taps + 1) ** -0.5 if spec.scaled else 1.0
 
     def kernel(*parts: torch.Tensor) -> torch.Tensor:
@@ -63,7 +65,7 @@ def _earlier_kernel(keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return functional.pad(rows.repeat_interleave(channels, 0).T, (0, 0, 0, 1)).contiguous()
 
 
-def convolve_dynamically(
+def apply_dynamic_conv(
     spec: ShortConvSpec,
     weights: ShortConvs,
     inputs: torch.Tensor,
@@ -72,20 +74,20 @@ def convolve_dynamically(
     states: LayerStates | None,
     steps: StateSteps,
 ) -> torch.Tensor:
-    """Computes the convolution of keys and values whose kernels have a part for each token.
+    """Convolves keys and values with kernels that partly depend on the token.
 
     Args:
         spec: specification of the convolutions.
-        weights, waves, states, steps: as for `convolve_shortly`.
+        weights, waves, states, steps: as for `apply_short_conv`.
         inputs: keys and values, side by side [T, channels].
-        dynamic: dynamic part of the kernels, of the current token's tap, then of the one before, and
-            so on [T, key heads + value heads, taps].
+        dynamic: dynamic part of the kernels [T, key heads + value heads, taps], with the current
+            token's tap first.
 
     Returns:
         Outputs [T, channels] in the data type of the inputs.
     """
     repeated = inputs.repeat(1, spec.copies)
-    earlier = convolve_shortly(weights, OF_HEADS, repeated, waves, states, steps)
+    earlier = apply_short_conv(weights, CONV_OF_KEYS_VALUES, repeated, waves, states, steps)
     rows, channels = inputs.shape
     # [T, channels, taps], by distance
     every = torch.cat((inputs, earlier), 1).view(rows, spec.taps, channels).transpose(1, 2).float()
@@ -95,7 +97,7 @@ def convolve_dynamically(
     return out.mul_(float((2 * spec.taps + 1) ** -0.5)).to(inputs.dtype)
 
 
-def convolve_shortly(
+def apply_short_conv(
     weights: ShortConvs,
     which: int,
     inputs: torch.Tensor,
@@ -107,7 +109,7 @@ def convolve_shortly(
 
     Args:
         weights: weights of the convolutions.
-        which: `OF_HEADS`, `OF_ATTENTION` or `OF_FEED_FORWARD`.
+        which: `CONV_OF_KEYS_VALUES`, `CONV_OF_ATTENTION` or `CONV_OF_FEED_FORWARD`.
         inputs: [T, channels], with contiguous channels.
         waves: the step's rows, and the places of their states.
         states: states of the layer (written).

@@ -19,7 +19,7 @@ from sglang_lite.runtime.models.layers.mamba import (
 )
 from sglang_lite.runtime.models.layers.mlstm import MlstmWeights, mlstm
 from sglang_lite.runtime.models.layers.rg_lru import RgLruWeights, rg_lru
-from sglang_lite.runtime.models.layers.rwkv import WkvWeights, mix_times
+from sglang_lite.runtime.models.layers.rwkv import WkvWeights, mix_over_time
 from sglang_lite.runtime.models.layers.state_steps import StateSteps
 from sglang_lite.runtime.models.spec import (
     DeltaSpec,
@@ -84,6 +84,6 @@ def mix_states(
         return mlstm(spec, weights, product, waves, states, steps)
     if isinstance(spec, WkvSpec):
         assert isinstance(weights, WkvWeights)
-        return mix_times(weights, product, waves, states, steps)
+        return mix_over_time(weights, product, waves, states, steps)
     assert isinstance(weights, Mamba2Weights)
     return mamba2(spec, weights, product, waves, states, ranks, steps)

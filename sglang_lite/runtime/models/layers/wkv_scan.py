@@ -1,10 +1,10 @@
-"""RWKV's average of values (arXiv:2305.13048) on a CPU. For each channel,
+"""Weighted averages of values in RWKV (arXiv:2305.13048) on a CPU. For each channel,
 
     out = sigmoid(r) (e^p A + e^(first + k) v) / (e^p B + e^(first + k))
     p' = max(p + rate, k);  A <- e^(p + rate - p') A + e^(k - p') v;  B likewise with v = 1
 
-Each p is known before A and B are: with tokens counted from a chunk's beginning, p[t] - t rate is the
-largest k[s] - s rate so far. Only numbers that are at most 0 are exponentiated, up to rounding.
+A chunk's p are computed first, because they don't depend on A and B: with t counted from the chunk's
+beginning, p[t] - t rate is the largest k[s] - s rate so far. Exponents are at most 0, up to rounding.
 """
 
 from __future__ import annotations
@@ -91,12 +91,12 @@ def _peaks(state: torch.Tensor) -> torch.Tensor:
 def _average(
     sums: torch.Tensor, peak: torch.Tensor, values: torch.Tensor, bonus: torch.Tensor
 ) -> torch.Tensor:
-    """Returns averages [n, C] that include the current token.
+    """Computes averages [n, C] that include the current token.
 
     Args:
         sums: A and B before the token, [n, 2, C].
-        peak: their p, [n, C].
-        values: value of the token, and 1, [n, 2, C].
+        peak: p of A and B, [n, C].
+        values: value of the token, then 1, [n, 2, C].
         bonus: first + k, [n, C].
     """
     top = torch.maximum(peak, bonus)

@@ -150,7 +150,8 @@ def _roles_by_product(layer: LayerSpec) -> dict[str, tuple[str, ...]]:
     """
     products: dict[str, tuple[str, ...]] = {}
     mixer = layer.attention
-    # layers share blocks, time mixing's matrices have inputs of their own; the last is not tried
+    # unsupported: blocks shared by layers, time mixing (a separate input for each matrix), and
+    # attention over earlier blocks (not tested)
     if layer.block is not None or isinstance(mixer, WkvSpec) or layer.depth is not None:
         return products
     if not isinstance(mixer, LatentSpec | NoMixerSpec):
