@@ -116,7 +116,7 @@ class LoopMemo:
         """Remembers what an iteration wrote, unless it is too long.
 
         Args:
-            node: the list's beginning up to the iteration's item.
+            node: the list's prefix up to the iteration's item.
             others: what else it read.
         """
         if len(written.text) > _MAX_TEXT:

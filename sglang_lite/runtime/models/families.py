@@ -985,7 +985,8 @@ def _unroll_inkling2_loop(config: Config, layers: tuple[LayerSpec, ...]) -> tupl
     the loop, those of each pass's blocks, and those after the loop.
     """
     size = config["n_layers_per_attn_res_block"]
-    start, end = config["loop_layer_index_start"], config["loop_layer_index_end"]
+    start = config["loop_layer_index_start"]
+    end = config["loop_layer_index_end"]
     passes = config["loop_num_passes"]
     if start % size or end % size or not start < end <= len(layers):
         raise ValueError(

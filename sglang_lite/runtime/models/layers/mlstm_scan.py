@@ -51,7 +51,8 @@ def mlstm_scan(
     Returns:
         Outputs [T, H, Dv], in the data type of `v`.
     """
-    dk, dv = k.shape[2], v.shape[2]
+    dk = k.shape[2]
+    dv = v.shape[2]
 
     def step(
         q: torch.Tensor,
